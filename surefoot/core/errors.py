@@ -10,6 +10,8 @@
     │   └── RunError        a run directory that is missing, in use or occupied
     ├── NumericsError       training produced a non-finite number  exit code 3
     └── EngineError         the machine failed (disk, process)     exit code 3
+
+Each message is one line: where, what is wrong, and the remedy.
 """
 
 from __future__ import annotations

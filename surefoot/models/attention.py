@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from surefoot.models.blocked_attention import causal_attention
 from surefoot.models.cache import KVState
 from surefoot.models.context import Context, visible
-from surefoot.models.document_attention import document_attention
 from surefoot.models.norm import RMSNorm
 from surefoot.models.parameters import Linear, accumulation_dtype
 from surefoot.models.rope import rotate
@@ -17,21 +17,21 @@ from surefoot.models.spec import AttentionSpec, NormSpec
 def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, *, scale: float, window: int | None, softcap: float | None) -> Tensor:
     """softmax(q k^T scale + mask) v for q: [B, T, H, Q], k: [B, S, K, Q], v: [B, S, K, Qv]; returns [B, T, H, Qv].
 
-    One algorithm, and the fastest kernel that computes it: causal SDPA for one document a row, a kernel a document for packed
-    rows, an explicit mask for windows, and plain matrix products where scores are capped.
+    One algorithm, and the fastest kernel that computes it: on a CPU our own blocks, elsewhere SDPA; an explicit mask for windows
+    (and packed rows where a device has no kernel for them), and plain matrix products where scores are capped.
     """
     tokens, keys = q.shape[1], k.shape[1]
     if window is not None and window >= keys:
         window = None
     if softcap is not None:
         return _capped(q, k, v, visible(context, tokens, window, q.device), scale, softcap)
+    plain = window is None and (tokens == keys or tokens == 1)
+    if plain and tokens == keys and tokens > 1 and q.device.type == "cpu":
+        return causal_attention(q, k, v, context.documents, scale)
     value_dim = v.shape[-1]
     if value_dim < q.shape[-1]:
-        # CPU's flash kernel wants equal head sizes; zero columns of v come out as zero columns and are cut off.
+        # Flash kernels want equal head sizes; zero columns of v come out as zero columns and are cut off.
         v = nn.functional.pad(v, (0, q.shape[-1] - value_dim))
-    plain = window is None and (tokens == keys or tokens == 1)
-    if plain and context.documents is not None and tokens == keys and tokens > 1 and q.device.type == "cpu":
-        return document_attention(q, k, v, context.documents, scale)[..., :value_dim]
     mask = None if plain and context.documents is None else visible(context, tokens, window, q.device)
     out = nn.functional.scaled_dot_product_attention(
         q.transpose(1, 2),

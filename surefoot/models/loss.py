@@ -14,6 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
 from surefoot.models.parameters import accumulation_dtype
+from surefoot.models.products import product
 
 IGNORED = -100
 CHUNK_BYTES = 32 * 2**20
@@ -53,7 +54,7 @@ class _HeadCrossEntropy(Function):
             total += part
             if d_hidden is None or d_logits is None:
                 continue
-            torch.mm(d_logits, weight, out=d_hidden[rows])
+            d_hidden[rows] = product(d_logits, weight.t())
             piece = d_logits.t() @ hidden[rows]
             # Chunks are added in float32 (or wider): a sum of rounded bfloat16 gradients would lose the small ones.
             d_weight = piece if single else piece.to(wide) if d_weight is None else d_weight.add_(piece)
@@ -73,7 +74,7 @@ def _chunk(
     hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, multiplier: float, softcap: float | None, needs_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the chunk's scaled loss and d loss / d (h W^T), [rows, V] in the dtype of `hidden`."""
-    logits = (hidden @ weight.t()).to(accumulation_dtype(hidden.dtype))
+    logits = product(hidden, weight).to(accumulation_dtype(hidden.dtype))
     if multiplier != 1.0:
         logits = logits * multiplier
     if softcap is not None:

@@ -15,7 +15,7 @@ from surefoot.models.context import Context, visible
 from surefoot.models.norm import RMSNorm
 from surefoot.models.parameters import Linear, accumulation_dtype
 from surefoot.models.rope import rotate, yarn_mscale
-from surefoot.models.spec import MLASpec, NormSpec, RopeSpec
+from surefoot.models.spec import MLASpec, RopeSpec
 
 
 class MLA(nn.Module):
@@ -25,7 +25,6 @@ class MLA(nn.Module):
         self,
         spec: MLASpec,
         dim: int,
-        norm: NormSpec,
         rope: RopeSpec,
         *,
         device: torch.device | str | None = None,
@@ -43,13 +42,13 @@ class MLA(nn.Module):
         if spec.q_rank is not None:
             # Each tensor rank sends back only its own heads' gradient of a latent: a partial sum.
             self.q_down = Linear(dim, spec.q_rank, bias=spec.bias, partial=("tokens", "tensor"), device=device, dtype=dtype)
-            self.q_norm = RMSNorm(spec.q_rank, norm.eps, partial=("tokens", "tensor"), device=device, dtype=dtype)
+            self.q_norm = RMSNorm(spec.q_rank, spec.norm_eps, partial=("tokens", "tensor"), device=device, dtype=dtype)
         self.q_up = Linear(spec.q_rank or dim, q_rows, split="column", device=device, dtype=dtype)
         self.kv_down = Linear(
             dim, spec.kv_rank + spec.rope_dim, bias=spec.bias, sections=(spec.kv_rank, spec.rope_dim), partial=("tokens", "tensor"),
             device=device, dtype=dtype,
         )  # fmt: skip
-        self.kv_norm = RMSNorm(spec.kv_rank, norm.eps, partial=("tokens", "tensor"), device=device, dtype=dtype)
+        self.kv_norm = RMSNorm(spec.kv_rank, spec.norm_eps, partial=("tokens", "tensor"), device=device, dtype=dtype)
         self.kv_up = Linear(spec.kv_rank, kv_rows, split="column", device=device, dtype=dtype)
         self.out = Linear(spec.heads * spec.value_dim, dim, bias=spec.bias, split="row", residual=True, device=device, dtype=dtype)
 

@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from surefoot.models.products import linear
+
 Role = Literal["embedding", "hidden", "head", "norm", "bias", "router", "kernel"]
 
 
@@ -110,7 +112,7 @@ class Linear(nn.Module):
             self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

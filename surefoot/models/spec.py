@@ -76,6 +76,7 @@ class MLASpec(Config):
     rope_dim: PositiveInt
     value_dim: PositiveInt
     bias: bool = False  # on the two down-projections and the output
+    norm_eps: PositiveFloat = 1e-6  # of the latents' norms, which DeepSeek keeps apart from `norm.eps`
     scale: PositiveFloat | None = None  # None = 1 / sqrt(nope_dim + rope_dim), times YaRN's mscale^2 where it applies
 
     @model_validator(mode="after")

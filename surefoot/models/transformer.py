@@ -77,7 +77,7 @@ def _mixer(spec: ModelSpec, layer: int, device: torch.device | str | None, dtype
     kind = spec.mixer(layer)
     if kind == "mla":
         assert spec.mla is not None
-        return MLA(spec.mla, spec.dim, spec.norm, spec.rope, device=device, dtype=dtype)
+        return MLA(spec.mla, spec.dim, spec.rope, device=device, dtype=dtype)
     if kind == "conv":
         assert spec.conv is not None
         return ShortConv(spec.conv, spec.dim, device=device, dtype=dtype)
