@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot.core import environment, files, machine
+from surefoot.core import environment, files
 from surefoot.core.terminal import quantity
 
 NEEDED = ("torch", "numpy", "pydantic", "tokenizers", "safetensors", "pyarrow", "zstandard", "xxhash", "matplotlib")
-OPTIONAL = {"transformers": "surefoot[hf]", "tensorboard": "surefoot[trackers]", "wandb": "surefoot[trackers]", "mlflow": "surefoot[trackers]"}
+OPTIONAL = {"transformers": "hf", "tensorboard": "trackers", "wandb": "trackers", "mlflow": "trackers"}
 TORCH_RANGE = ((2, 11), (2, 15))
 LEAST_MEMORY_BYTES, LEAST_DISK_BYTES = 2 << 30, 1 << 30
 
@@ -52,7 +51,7 @@ def _libraries(present: Mapping[str, str]) -> Check:
 
 def _optional() -> list[Check]:
     present = environment.versions(tuple(OPTIONAL))
-    return [Check(name, None, present.get(name, f"not installed (pip install '{extra}')")) for name, extra in OPTIONAL.items()]
+    return [Check(name, None, present.get(name, f"not installed (pip install 'surefoot[{extra}]')")) for name, extra in OPTIONAL.items()]
 
 
 def _processor() -> Check:
@@ -83,10 +82,15 @@ def _torch() -> Check:
 
 
 def _peaks() -> list[Check]:
+    import torch
+
+    from surefoot.cluster import matmul_peak
+
     checks = []
-    for precision in ("float32", "bfloat16"):
-        peak = machine.matmul_flops_per_s(precision)  # type: ignore[arg-type]
-        checks.append(Check(f"matmul {precision}", True, f"{quantity(peak, 'FLOP/s')} measured (2048 x 2048)", {"flops_per_s": peak}))
+    for dtype in (torch.float32, torch.bfloat16):
+        peak = matmul_peak(dtype)
+        finding = f"{quantity(peak.rate, 'FLOP/s')} measured ({peak.size} x {peak.size}, {peak.threads} threads)"
+        checks.append(Check(f"matmul {peak.dtype}", True, finding, {"flops_per_s": peak.rate}))
     return checks
 
 
@@ -97,13 +101,10 @@ def _gloo() -> Check:
 
     if not dist.is_available() or not dist.is_gloo_available():
         return Check("gloo", False, "this torch has no gloo: training with --nproc will not work")
-    with tempfile.TemporaryDirectory() as folder:
-        store = dist.FileStore(f"{folder}/store", 1)
-        try:
-            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-            total = torch.ones(1)
-            dist.all_reduce(total)
-            dist.destroy_process_group()
-        except RuntimeError as error:
-            return Check("gloo", False, f"does not start: {str(error).splitlines()[0]}")
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        return Check("gloo", False, f"does not start: {str(error).splitlines()[0]}")
     return Check("gloo", True, "processes on this machine can talk to each other")

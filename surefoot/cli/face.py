@@ -12,6 +12,7 @@ import click
 from surefoot.core import terminal
 
 F = TypeVar("F", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
 
 
 def common(function: F) -> F:
@@ -26,6 +27,3 @@ def show(as_json: bool, title: str, rows: Mapping[str, Any] | Iterable[Sequence[
         print(json.dumps(data, default=str), flush=True)
     else:
         terminal.table(title, rows)
-
-
-PathArgument = click.Path(path_type=Path)

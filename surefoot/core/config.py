@@ -34,9 +34,17 @@ def load(kind: type[C], path: Path | str, overrides: Sequence[str] = ()) -> C:
 
     Raises `ConfigError` with the file, the dotted key, the reason and the nearest valid choice.
     """
+    table = read_toml(path)
+    for override in overrides:
+        _override(table, override)
+    return parse(kind, table, where=str(path))
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    """Return the tables of the TOML file `path`; raises `ConfigError` when it cannot be read."""
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError("no such file", where=str(path), remedy="give the path of a TOML file; examples/ has some") from None
     except IsADirectoryError:
@@ -45,9 +53,6 @@ def load(kind: type[C], path: Path | str, overrides: Sequence[str] = ()) -> C:
         raise ConfigError(f"is not valid TOML: {error}", where=str(path), remedy="correct the line named") from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), remedy="check the file's permissions") from None
-    for override in overrides:
-        _override(table, override)
-    return parse(kind, table, where=str(path))
 
 
 def parse(kind: type[C], table: dict[str, Any], *, where: str = "config") -> C:

@@ -70,22 +70,23 @@ class ChatTemplate:
             remedy = "give chat_template = FILE, a Jinja2 template for this tokenizer"
             raise DataError("the tokenizer has no chat template, and not the tokens of ChatML", where=vocabulary.where, remedy=remedy)
         template = ChatTemplate(source, vocabulary.names, vocabulary.control_tokens)
-        try:
-            template.compiled
-        except jinja2.TemplateError as error:
-            raise DataError(f"is not a valid Jinja2 template: {error}", where=template.where, remedy="correct the template") from None
+        _ = template.compiled  # refuses an invalid template here rather than at the first conversation
         return template
 
     @cached_property
     def compiled(self) -> jinja2.Template:
-        """The template, in a sandbox with what `transformers` offers to templates."""
+        """The template, in a sandbox with what `transformers` offers to templates. Raises `DataError` when it is not valid Jinja2."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        return environment.from_string(self.source)
+        try:
+            return environment.from_string(self.source)
+        except jinja2.TemplateSyntaxError as error:
+            what = f"line {error.lineno} is not valid Jinja2: {error.message}"
+            raise DataError(what, where=self.where, remedy="correct the template") from None
 
     @property
     def marks_generation(self) -> bool:
@@ -146,7 +147,8 @@ class ChatTemplate:
         try:
             return self.compiled.render(messages=list(messages), add_generation_prompt=prompt, **self.variables)
         except (jinja2.TemplateError, TypeError) as error:
-            raise DataError(f"the chat template refuses the conversation: {error}", remedy="check the order and the roles of its turns") from None
+            what = f"the chat template refuses the conversation: {error}"
+            raise DataError(what, remedy="check the order and the roles of its turns") from None
 
 
 def encode_conversations(

@@ -32,7 +32,7 @@ class PrepareConfig(Config):
     chat_template: str | None = None  # a Jinja2 file; None: the tokenizer's own, else ChatML
     tokenizer: TokenizerConfig = TokenizerConfig()
     validation_fraction: float = Field(0.02, ge=0.0, le=0.5)  # of the documents, chosen by the hash of their content
-    max_document_bytes: PositiveInt = 64 << 10  # a longer text file becomes several documents, cut at line ends
+    max_document_bytes: int = Field(64 << 10, ge=4)  # a longer text file becomes several documents, cut at line ends
     on_bad: Literal["stop", "skip"] = "stop"
     max_skipped: NonNegativeInt = 1000  # with on_bad = "skip": more bad records than this stop the preparation
     shard_tokens: PositiveInt = 1 << 28

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class Dataset:
     """The dataset in directory `path`; nothing is read before it is needed."""
 
     path: Path
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
 
     @staticmethod
     def open(path: Path | str) -> Dataset:

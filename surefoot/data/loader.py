@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -78,46 +78,43 @@ class Loader:
 
     def _numbers(self, position: int, count: int) -> npt.NDArray[np.int64]:
         if position < 0 or count < 1:
-            raise ConfigError(f"{count} samples from position {position} do not exist", where="loader", remedy="use position >= 0, count >= 1")
+            what = f"there are no {count} samples from position {position}"
+            raise ConfigError(what, where="loader", remedy="use position >= 0 and count >= 1")
         return shuffled(position, count, self.samples, self.seed)
 
 
 class Prefetcher:
-    """Makes the batches of `requests`, (position, count) in order, in a thread, at most `depth` ahead; iterate over it.
+    """Makes the batches of `requests`, (position, count) in order, in one thread, at most `depth` ahead; iterate over it.
 
     An error in the thread is raised where the batch would have been handed over. Leaving the context, or `close`, ends the thread.
     """
 
     def __init__(self, loader: Loader, requests: Iterable[tuple[int, int]], *, depth: int = 2) -> None:
         self._loader, self._requests = loader, iter(requests)
-        self._ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="surefoot-prefetch", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "surefoot-prefetch")
+        self._ahead: deque[Future[Batch]] = deque()
+        for _ in range(depth):
+            self._ask()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        if self._closing.is_set():
+        if not self._ahead:
+            self.close()
             raise StopIteration
-        item = self._ready.get()
-        if isinstance(item, Batch):
-            return item
-        self.close()
-        if item is None:
-            raise StopIteration
-        raise item
+        try:
+            batch = self._ahead.popleft().result()
+            self._ask()
+        except BaseException:
+            self.close()
+            raise
+        return batch
 
     def close(self) -> None:
         """End the thread, dropping the batches it made ahead; may be called more than once."""
-        self._closing.set()
-        while self._thread.is_alive():
-            try:
-                self._ready.get(timeout=0.01)  # free a place for the thread that may wait for one
-            except queue.Empty:
-                continue
-        self._thread.join()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._ahead.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -125,13 +122,7 @@ class Prefetcher:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _work(self) -> None:
-        last: Any = None
-        try:
-            for position, count in self._requests:
-                if self._closing.is_set():
-                    return
-                self._ready.put(self._loader.batch(position, count))
-        except BaseException as error:  # whatever it is, it belongs to the thread that waits for the batch
-            last = error
-        self._ready.put(last)
+    def _ask(self) -> None:
+        request = next(self._requests, None)
+        if request is not None:
+            self._ahead.append(self._thread.submit(self._loader.batch, *request))

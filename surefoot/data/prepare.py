@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import tempfile
 from array import array
@@ -27,7 +28,7 @@ from surefoot.data.dataset import Dataset
 from surefoot.data.shards import FileRecord, InputRecord, Manifest, SkipRecord, SplitRecord, SplitWriter, read_manifest, record_file
 from surefoot.data.sources import Document, Problem, find_files, read_documents
 from surefoot.data.split import content_hash, sample_mask, validation_mask
-from surefoot.data.tokenizer import Vocabulary, open_tokenizer, train_tokenizer
+from surefoot.data.tokenizer import CONTROL_TOKENS, Vocabulary, open_tokenizer, train_tokenizer
 
 _CHUNK_BYTES, _CHUNK_DOCUMENTS = 4 << 20, 4096
 _EXAMPLES = 20
@@ -227,6 +228,7 @@ def _train(config: PrepareConfig, corpus: _Corpus, chosen: npt.NDArray[np.bool_]
     sample = np.zeros_like(chosen)
     sample[chosen] = sample_mask(corpus.hashes[chosen], corpus.sizes[chosen], config.tokenizer.sample_bytes)
     total = int(corpus.sizes[sample].sum())
+    controls = re.compile("|".join(map(re.escape, CONTROL_TOKENS)))
 
     def texts() -> Iterator[str]:
         done = 0
@@ -237,7 +239,8 @@ def _train(config: PrepareConfig, corpus: _Corpus, chosen: npt.NDArray[np.bool_]
             if item.segments is None:
                 yield content.decode()
             else:
-                yield from (message["content"] for message in json.loads(content))
+                # A control token is never part of a learned one.
+                yield from controls.split("".join(segment.text for segment in item.segments))
             done += len(content)
             report(Progress("tokenizer", done, total))
 
@@ -342,9 +345,7 @@ class _SplitTotals:
 
     def finish(self, root: Path) -> SplitRecord:
         files: tuple[FileRecord, ...] = tuple(record_file(root, path) for path in self.writer.close())
-        return SplitRecord(
-            documents=self.documents, tokens=self.tokens, trained=self.trained, text_bytes=self.text_bytes, files=files
-        )
+        return SplitRecord(documents=self.documents, tokens=self.tokens, trained=self.trained, text_bytes=self.text_bytes, files=files)
 
 
 def _tokenise(

@@ -7,15 +7,18 @@ start of each document in the stream, and the stream's length.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from surefoot.core.config import Config, parse
 from surefoot.core.errors import ConfigError, DataError
@@ -48,7 +51,7 @@ class SkipRecord(Config):
     """Records left out, by reason, and the first of them."""
 
     total: int = 0
-    reasons: dict[str, int] = {}
+    reasons: dict[str, int] = Field(default_factory=dict)
     examples: tuple[str, ...] = ()
 
 
@@ -79,8 +82,6 @@ def read_manifest(directory: Path) -> Manifest:
 
     Raises `DataError` when there is no dataset there, or a file is missing or cut short.
     """
-    import json
-
     path = directory / "manifest.json"
     remedy = "make one with: surefoot data prepare"
     if not path.is_file():
@@ -195,4 +196,4 @@ class Stream:
             base = first * self.limit
             return self.shards[first][start - base : stop - base]
         cuts = [start, *range((first + 1) * self.limit, stop, self.limit), stop]
-        return np.concatenate([self.read(low, high) for low, high in zip(cuts, cuts[1:], strict=False)])
+        return np.concatenate([self.read(low, high) for low, high in pairwise(cuts)])

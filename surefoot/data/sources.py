@@ -15,6 +15,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -67,7 +68,7 @@ def find_files(inputs: Sequence[str], exclude: Sequence[str] = ()) -> list[Path]
             found.add(path)
             continue
         candidates = path.rglob("*") if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True))
-        root = path if path.is_dir() else Path()
+        root = path if path.is_dir() else _fixed_part(path)
         files = [file for file in candidates if _wanted(file, root, exclude)]
         if not files:
             missing = not path.exists() and not glob.has_magic(name)
@@ -77,9 +78,14 @@ def find_files(inputs: Sequence[str], exclude: Sequence[str] = ()) -> list[Path]
     return sorted(found)
 
 
+def _fixed_part(pattern: Path) -> Path:
+    """The leading folders of a glob that hold no wildcard: names the user wrote, hidden or not."""
+    return Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+
+
 def _wanted(file: Path, root: Path, exclude: Sequence[str]) -> bool:
     inside = file.relative_to(root).parts if file.is_relative_to(root) else file.parts
-    if any(part.startswith(".") and part not in (".", "..") or part == "__pycache__" for part in inside):
+    if any((part.startswith(".") and part not in (".", "..")) or part == "__pycache__" for part in inside):
         return False
     if any(fnmatch.fnmatch(str(file), pattern) or any(fnmatch.fnmatch(part, pattern) for part in inside) for pattern in exclude):
         return False

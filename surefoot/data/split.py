@@ -47,4 +47,5 @@ def sample_mask(hashes: Hashes, sizes: npt.NDArray[np.int64], budget: int) -> np
     order = np.argsort(hashes, kind="stable")[::-1]
     taken = np.cumsum(sizes[order]) - sizes[order] < budget
     # A threshold on the hash, not a prefix of the order: duplicates are then taken together, whatever their position.
-    return hashes >= hashes[order[np.flatnonzero(taken)[-1]]]
+    threshold = hashes[order[np.count_nonzero(taken) - 1]]
+    return np.asarray(hashes >= threshold)

@@ -196,7 +196,8 @@ def _mentions(node: Any, kind: str) -> bool:
     if isinstance(node, dict):
         if node.get("type") == kind:
             return True
-        return any(_mentions(inner, kind) for name, inner in node.items() if name in ("pre_tokenizer", "decoder", "pretokenizers", "decoders"))
+        within = ("pre_tokenizer", "decoder", "pretokenizers", "decoders")
+        return any(_mentions(node[name], kind) for name in within if name in node)
     return isinstance(node, list) and any(_mentions(inner, kind) for inner in node)
 
 

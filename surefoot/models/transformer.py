@@ -16,7 +16,7 @@ from surefoot.models.loss import IGNORED, Loss, head_cross_entropy
 from surefoot.models.mla import MLA
 from surefoot.models.moe import MoE, balanced
 from surefoot.models.norm import RMSNorm
-from surefoot.models.parameters import Linear, declare
+from surefoot.models.parameters import Linear, accumulation_dtype, declare
 from surefoot.models.spec import ModelSpec
 
 
@@ -135,7 +135,9 @@ class Transformer(nn.Module):
         x, aux = self.hidden(tokens, positions, documents, cache)
         if labels is None:
             return self.logits(x)
-        scale = 1.0 / torch.as_tensor(labels.numel() if normaliser is None else normaliser, device=x.device)
+        # A whole number would be inverted in float32, whatever the model's precision.
+        wide = accumulation_dtype(x.dtype)
+        scale = 1.0 / torch.as_tensor(labels.numel() if normaliser is None else normaliser, device=x.device).to(wide)
         weight = self.embed.weight if self.head is None else self.head.weight
         nll = head_cross_entropy(
             x.flatten(0, 1), weight, labels.flatten(), scale, multiplier=self.logit_multiplier, softcap=self.spec.logit_softcap

@@ -9,15 +9,19 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from surefoot.core import events
 from surefoot.core.config import parse
 from surefoot.core.errors import InputError
 from surefoot.models.flops import count_parameters
 from surefoot.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
 
 LEAST_OBSERVATIONS = 5
 HUBER_DELTA = 1e-3
@@ -54,7 +58,7 @@ class ScalingLaw:
 
     def loss(self, parameters: float, tokens: float) -> float:
         """Return the expected loss in nats per token."""
-        return self.e + self.a / parameters**self.alpha + self.b / tokens**self.beta
+        return self.e + self.a * math.pow(parameters, -self.alpha) + self.b * math.pow(tokens, -self.beta)
 
     def allocate(self, flops: float) -> Allocation:
         """Return the split of `flops` = 6 N D with the lowest expected loss (Hoffmann et al., equation 4)."""
@@ -77,11 +81,12 @@ def observe(folder: Path) -> list[Observation]:
     """
     found = []
     for config_path in sorted(folder.rglob("config.toml")):
-        loss, tokens = None, None
+        loss, rows = None, 0
         for event in events.read(config_path.parent / "events.jsonl"):
             loss = event.fields.get("loss", loss) if event.kind == "eval" else loss
-            tokens = event.fields.get("tokens", tokens) if event.kind == "step" else tokens
+            rows = event.fields.get("position", rows) if event.kind == "step" else rows
         table = tomllib.loads(config_path.read_text(encoding="utf-8"))
+        tokens = rows * table.get("data", {}).get("sequence_length", 512)
         if isinstance(loss, float) and tokens and isinstance(table.get("model"), dict):
             spec = parse(ModelSpec, table["model"], where=str(config_path))
             found.append(Observation(count_parameters(spec).active, float(tokens), loss))
@@ -104,28 +109,31 @@ def fit(observations: Sequence[Observation]) -> ScalingLaw:
             where="scaling law",
             remedy=f"train at least {LEAST_OBSERVATIONS} models of 2 or more sizes on 2 or more amounts of tokens",
         )
-    n, d, y = (torch.tensor(column, dtype=torch.float64).log() for column in zip(*((o.parameters, o.tokens, o.loss) for o in observations), strict=True))
+    n, d, y = torch.tensor([(o.parameters, o.tokens, o.loss) for o in observations], dtype=torch.float64).log().unbind(1)
 
     def objective(theta: torch.Tensor) -> torch.Tensor:
         a, b, e, alpha, beta = theta
         predicted = torch.logsumexp(torch.stack([a - alpha * n, b - beta * d, e.expand_as(n)]), dim=0)
         return torch.nn.functional.huber_loss(predicted, y, reduction="sum", delta=HUBER_DELTA)
 
-    best, least = None, math.inf
-    for start in itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.7), (0.3, 0.6), (0.3, 0.6)):
-        theta = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-        optimiser = torch.optim.LBFGS([theta], lr=1.0, max_iter=400, tolerance_grad=1e-12, tolerance_change=1e-14, line_search_fn="strong_wolfe")
-
-        def closure(theta: torch.Tensor = theta, optimiser: torch.optim.LBFGS = optimiser) -> float:
-            optimiser.zero_grad()
-            value = objective(theta)
-            value.backward()  # type: ignore[no-untyped-call]
-            return value.item()
-
-        optimiser.step(closure)
-        value = objective(theta.detach()).item()
-        if value < least:
-            best, least = theta.detach().tolist(), value
-    assert best is not None
-    a, b, e, alpha, beta = best
+    grid = itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.7), (0.3, 0.6), (0.3, 0.6))
+    found = [_minimise(objective, torch.tensor(start, dtype=torch.float64)) for start in grid]
+    a, b, e, alpha, beta = min(found, key=lambda theta: objective(theta).item()).tolist()
     return ScalingLaw(math.exp(e), math.exp(a), math.exp(b), alpha, beta, f"a fit to {len(observations)} runs")
+
+
+def _minimise(objective: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor) -> torch.Tensor:
+    """Return the local minimum of `objective` that L-BFGS reaches from `start`."""
+    import torch
+
+    theta = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([theta], max_iter=400, tolerance_grad=1e-12, tolerance_change=1e-14, line_search_fn="strong_wolfe")
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        value = objective(theta)
+        value.backward()
+        return value.item()
+
+    optimiser.step(closure)
+    return theta.detach()

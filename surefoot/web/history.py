@@ -28,6 +28,11 @@ class History:
         """Return (steps, values) of the evaluations' `name`."""
         return _series(self.evals, name)
 
+    @property
+    def tokens(self) -> float:
+        """Tokens of all recorded steps."""
+        return sum(self.series("tokens")[1])
+
     def last(self, name: str) -> float | None:
         """Return the latest number recorded under `name` by a step."""
         values = self.series(name)[1]
@@ -58,7 +63,8 @@ def read_history(events: Iterable[Event]) -> History:
             case "checkpoint":
                 checkpoints[str(event.fields.get("path", step))] = event.fields
             case "finish" | "interrupt" | "error":
-                ending = {"finish": "finished", "interrupt": "interrupted", "error": f"failed: {event.fields.get('message', '')}"}[event.kind]
+                words = {"finish": "finished", "interrupt": "interrupted", "error": f"failed: {event.fields.get('message', '')}"}
+                ending = words[event.kind]
         if previous is not None and began is not None and event.kind != "start":
             wall_s += max(0.0, event.time - previous)
         previous = event.time

@@ -34,7 +34,7 @@ def write_report(run: Path, *, samples: Sequence[Sample] = (), extra: Mapping[st
     run = rundir.require(run)
     history = read_history(events.read(run / "events.jsonl"))
     if not history.steps:
-        raise RunError("has no training step to report on yet", where=str(run), remedy="train it first: `surefoot train` or `surefoot resume`")
+        raise RunError("has no training step to report on yet", where=str(run), remedy="train it first")
     page = render(run, history, samples, extra or {})
     path = run / "report.html"
     write_atomic(path, page)
@@ -69,7 +69,7 @@ def summary(history: History) -> list[tuple[str, str]]:
     rows = [
         ("ended", history.ending),
         ("steps", f"{int(last['step']):,}"),
-        ("tokens", quantity(float(last["tokens"])) if "tokens" in last else None),
+        ("tokens", quantity(history.tokens)),
         ("time", duration(history.wall_s) + (f", in {history.starts} starts" if history.starts > 1 else "")),
         ("last training loss", _number(history.last("loss"))),
         ("best validation bits per byte", _number(best)),

@@ -11,10 +11,11 @@ from typing import Any
 from surefoot.core.errors import ModelError
 from surefoot.models.hf.fields import ACTIVATIONS, Fields
 from surefoot.models.hf.rope import read_rope, rope_table, write_rope
-from surefoot.models.spec import AttentionSpec, MLASpec, ModelSpec, MoESpec, RopeSpec
+from surefoot.models.spec import AttentionSpec, ConvSpec, FeedForwardSpec, MLASpec, ModelSpec, MoESpec, RopeSpec
 
 Table = dict[str, Any]
-LAYER_TYPES = {"full_attention": "attention", "sliding_attention": "sliding"}
+LAYER_TYPES: Table = {"full_attention": "attention", "sliding_attention": "sliding"}
+LFM2_TYPES: Table = {"full_attention": "attention", "conv": "conv"}
 DEFAULTS: Table = {
     "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu",
     "attention_bias": False, "mlp_bias": False, "sliding_window": None, "use_sliding_window": False, "layer_types": None,
@@ -83,15 +84,21 @@ def _attention(f: Fields) -> Table:
 
 
 def _attention_config(spec: ModelSpec) -> Table:
-    a = _of(spec.attention, "attention")
+    a = _attn(spec)
     return {"num_attention_heads": a.heads, "num_key_value_heads": a.kv_heads, "head_dim": a.head_dim, "attention_dropout": 0.0}
 
 
-def _of(table: Any, name: str) -> Any:
-    """Return the spec's `table`, or raise `ModelError` when the family needs one that the spec does not have."""
-    if table is None:
-        raise ModelError(f"a model without {name}", where="export")
-    return table
+def _attn(spec: ModelSpec) -> AttentionSpec:
+    """Return the attention table; a placeholder where the spec has none, whose loss the comparison then reports."""
+    return spec.attention or AttentionSpec(heads=1, kv_heads=1, head_dim=2)
+
+
+def _dense(spec: ModelSpec) -> FeedForwardSpec:
+    return spec.ffn or FeedForwardSpec(hidden=1)
+
+
+def _experts(spec: ModelSpec) -> MoESpec:
+    return spec.moe or MoESpec(experts=2, top_k=1, hidden=1, router="sigmoid", shared_hidden=1)
 
 
 def _ffn(f: Fields, *, key: str = "hidden_act") -> Table:
@@ -99,7 +106,7 @@ def _ffn(f: Fields, *, key: str = "hidden_act") -> Table:
 
 
 def _ffn_config(spec: ModelSpec, *, key: str = "hidden_act") -> Table:
-    ffn = _of(spec.ffn, "dense feed-forward layers")
+    ffn = _dense(spec)
     return {"intermediate_size": ffn.hidden, key: _activation(ffn.activation)}
 
 
@@ -109,18 +116,13 @@ def _activation(ours: str) -> str:
 
 def _window(spec: ModelSpec) -> int | None:
     """Return the window when every layer is sliding, None otherwise (the comparison then finds the mixture)."""
-    attention: AttentionSpec = _of(spec.attention, "attention")
-    return attention.window if all(spec.mixer(layer) == "sliding" for layer in range(spec.layers)) else None
+    return _attn(spec).window if all(spec.mixer(layer) == "sliding" for layer in range(spec.layers)) else None
 
 
-def _layer_types(spec: ModelSpec) -> list[str]:
-    back = {ours: theirs for theirs, ours in LAYER_TYPES.items()} | {"conv": "conv"}
+def _layer_types(spec: ModelSpec, kinds: Table = LAYER_TYPES) -> list[str]:
+    """Return a name a layer; a mixer that the family does not have becomes full attention, and the comparison reports it."""
+    back = {ours: theirs for theirs, ours in kinds.items()}
     return [back.get(spec.mixer(layer), "full_attention") for layer in range(spec.layers)]
-
-
-def _whole_heads(spec: ModelSpec, family: str) -> None:
-    if spec.dim % _of(spec.attention, "attention").heads:
-        raise ModelError(f"dim = {spec.dim} that heads = {spec.attention.heads if spec.attention else 0} does not divide", where=family)
 
 
 def read_llama(f: Fields) -> Table:
@@ -133,8 +135,7 @@ def read_llama(f: Fields) -> Table:
 
 
 def write_llama(spec: ModelSpec) -> Table:
-    _whole_heads(spec, "llama")
-    bias = {"attention_bias": _of(spec.attention, "attention").qkv_bias, "mlp_bias": _of(spec.ffn, "dense feed-forward layers").bias}
+    bias = {"attention_bias": _attn(spec).qkv_bias, "mlp_bias": _dense(spec).bias}
     return _common_config(spec) | _attention_config(spec) | _ffn_config(spec) | bias | {"rope_parameters": write_rope(spec.rope)}
 
 
@@ -167,7 +168,7 @@ def _qwen_layers(f: Fields) -> tuple[int | None, list[str]]:
 
 
 def _qwen_config(spec: ModelSpec) -> Table:
-    window = _of(spec.attention, "attention").window
+    window = _attn(spec).window
     return {
         "use_sliding_window": window is not None,
         "sliding_window": window,
@@ -195,7 +196,7 @@ def read_qwen3(f: Fields) -> Table:
 
 
 def write_qwen3(spec: ModelSpec) -> Table:
-    return write_qwen2(spec) | {"attention_bias": _of(spec.attention, "attention").qkv_bias}
+    return write_qwen2(spec) | {"attention_bias": _attn(spec).qkv_bias}
 
 
 def read_olmo2(f: Fields) -> Table:
@@ -207,7 +208,7 @@ def read_olmo2(f: Fields) -> Table:
 
 
 def write_olmo2(spec: ModelSpec) -> Table:
-    bias = {"attention_bias": _of(spec.attention, "attention").qkv_bias}
+    bias = {"attention_bias": _attn(spec).qkv_bias}
     return _common_config(spec) | _attention_config(spec) | _ffn_config(spec) | bias | {"rope_parameters": write_rope(spec.rope)}
 
 
@@ -221,9 +222,8 @@ def read_phi3(f: Fields) -> Table:
 
 
 def write_phi3(spec: ModelSpec) -> Table:
-    table = write_mistral(spec)
-    table["rope_parameters"]["partial_rotary_factor"] = _of(spec.attention, "attention").rotary_fraction
-    return table | {"original_max_position_embeddings": spec.max_positions}
+    rope = write_rope(RopeSpec(theta=spec.rope.theta)) | {"partial_rotary_factor": _attn(spec).rotary_fraction}
+    return write_mistral(spec) | {"rope_parameters": rope, "original_max_position_embeddings": spec.max_positions}
 
 
 def _gemma(f: Fields) -> Table:
@@ -241,8 +241,7 @@ def _gemma(f: Fields) -> Table:
 
 
 def _gemma_config(spec: ModelSpec) -> Table:
-    a: AttentionSpec = _of(spec.attention, "attention")
-    _whole_heads(spec, "gemma")
+    a = _attn(spec)
     return _common_config(spec) | _attention_config(spec) | _ffn_config(spec, key="hidden_activation") | {
         "attention_bias": a.qkv_bias,
         "query_pre_attn_scalar": a.head_dim if a.scale is None else round(a.scale**-2),
@@ -264,7 +263,7 @@ def read_gemma2(f: Fields) -> Table:
 
 
 def write_gemma2(spec: ModelSpec) -> Table:
-    softcap = _of(spec.attention, "attention").softcap
+    softcap = _attn(spec).softcap
     return _gemma_config(spec) | {"attn_logit_softcapping": softcap, "rope_parameters": write_rope(spec.rope)}
 
 
@@ -338,10 +337,10 @@ def _moe_ffn_config(spec: ModelSpec, moe: MoESpec) -> Table:
 
 
 def write_qwen3_moe(spec: ModelSpec) -> Table:
-    moe: MoESpec = _of(spec.moe, "experts")
+    moe = _experts(spec)
     window = _window(spec)
     return _common_config(spec) | _attention_config(spec) | _moe_config(moe) | _moe_ffn_config(spec, moe) | {
-        "attention_bias": _of(spec.attention, "attention").qkv_bias,
+        "attention_bias": _attn(spec).qkv_bias,
         "use_sliding_window": window is not None,
         "sliding_window": window,
         "num_experts": moe.experts,
@@ -361,7 +360,7 @@ def read_mixtral(f: Fields) -> Table:
 
 
 def write_mixtral(spec: ModelSpec) -> Table:
-    moe: MoESpec = _of(spec.moe, "experts")
+    moe = _experts(spec)
     return _common_config(spec) | _attention_config(spec) | _moe_config(moe) | {
         "intermediate_size": moe.hidden,
         "hidden_act": _activation(moe.activation),
@@ -397,14 +396,14 @@ def read_deepseek_v3(f: Fields) -> Table:
 
 
 def write_deepseek_v3(spec: ModelSpec) -> Table:
-    mla: MLASpec = _of(spec.mla, "latent attention")
-    moe: MoESpec = _of(spec.moe, "experts")
+    mla = spec.mla or MLASpec(heads=1, kv_rank=1, nope_dim=1, rope_dim=2, value_dim=1)
+    moe = _experts(spec)
     return _common_config(spec) | _moe_ffn_config(spec, moe) | {
         "num_attention_heads": mla.heads, "num_key_value_heads": mla.heads, "q_lora_rank": mla.q_rank, "kv_lora_rank": mla.kv_rank,
         "qk_nope_head_dim": mla.nope_dim, "qk_rope_head_dim": mla.rope_dim, "v_head_dim": mla.value_dim, "attention_bias": mla.bias,
         "attention_dropout": 0.0, "n_routed_experts": moe.experts, "num_experts_per_tok": moe.top_k,
         "moe_intermediate_size": moe.hidden, "norm_topk_prob": moe.normalise, "routed_scaling_factor": moe.scale,
-        "n_group": moe.groups, "topk_group": moe.top_groups, "n_shared_experts": moe.shared_hidden // moe.hidden,
+        "n_group": moe.groups, "topk_group": moe.top_groups, "n_shared_experts": max(1, moe.shared_hidden // moe.hidden),
         "first_k_dense_replace": len(_dense_layers(spec)), "rope_interleave": spec.rope.interleaved,
         "num_nextn_predict_layers": 0, "rope_parameters": write_rope(spec.rope),
     }  # fmt: skip
@@ -420,7 +419,7 @@ def _lfm2_hidden(f: Fields) -> int:
 
 
 def _lfm2_kinds(f: Fields, layers: int) -> Sequence[str]:
-    kinds = f.layer_kinds("layer_types", {"full_attention": "attention", "conv": "conv"})
+    kinds = f.layer_kinds("layer_types", LFM2_TYPES)
     if kinds is not None:
         return kinds
     full = f.values.get("full_attn_idxs")
@@ -441,16 +440,15 @@ def read_lfm2(f: Fields) -> Table:
 
 
 def write_lfm2(spec: ModelSpec) -> Table:
-    conv = _of(spec.conv, "short convolutions")
-    heads = _attention_config(spec) if spec.attention else {"num_attention_heads": 1, "num_key_value_heads": 1}
+    conv = spec.conv or ConvSpec()
     table = _common_config(spec)
     eps = table.pop("rms_norm_eps")
-    return table | heads | {
+    return table | _attention_config(spec) | {
         "norm_eps": eps,
-        "intermediate_size": _of(spec.ffn, "dense feed-forward layers").hidden,
+        "intermediate_size": _dense(spec).hidden,
         "block_auto_adjust_ff_dim": False,
         "conv_bias": conv.bias,
         "conv_L_cache": conv.width,
-        "layer_types": _layer_types(spec),
-        "rope_parameters": write_rope(spec.rope if spec.attention else RopeSpec()),
+        "layer_types": _layer_types(spec, LFM2_TYPES),
+        "rope_parameters": write_rope(spec.rope),
     }  # fmt: skip

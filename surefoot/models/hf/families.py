@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.core.config import parse
-from surefoot.core.errors import InputError, ModelError, nearest
+from surefoot.core.errors import ModelError, nearest
 from surefoot.models.hf import configs, names
 from surefoot.models.hf.fields import Fields
 from surefoot.models.hf.meaning import TRAINING_ONLY, differences, meaning
@@ -31,6 +31,7 @@ class Family:
     write: Callable[[ModelSpec], Table]
     names: Callable[[ModelSpec, int], names.Names]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    whole_heads: bool = False  # transformers refuses a dim that is not a multiple of the heads, though nothing needs it
 
     def spec(self, config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
         """Return the spec that `config` describes; raise `ModelError` or `ConfigError` for what Surefoot does not have."""
@@ -46,22 +47,24 @@ class Family:
 
     def config(self, spec: ModelSpec) -> Table:
         """Return the config of `spec`; raise `ModelError` naming the features that this family cannot express."""
-        written = {"architectures": [self.architecture], "model_type": self.model_type, **self.write(spec)}
-        missing = self.misses(spec, written)
+        missing = self.misses(spec)
         if missing:
-            raise ModelError(
-                f"{self.model_type} cannot express {', '.join(missing)}", where="export", remedy="change the spec or the family"
-            )
+            what = f"{self.model_type} cannot express {', '.join(missing)}"
+            raise ModelError(what, where="export", remedy="change the spec or the family")
+        written = self._written(spec)
         wanted, found = (_flat(meaning(one).model_dump(mode="json")) for one in (spec, self.spec(written)))
         training = {name: wanted[name] for name in wanted if name.startswith(TRAINING_ONLY) and wanted[name] != found[name]}
         return {**written, TRAINING_KEY: training} if training else written
 
-    def misses(self, spec: ModelSpec, written: Table | None = None) -> list[str]:
+    def misses(self, spec: ModelSpec) -> list[str]:
         """Return the features of `spec`, as dotted names, that are lost when it is written as this family and read back."""
-        try:
-            return differences(spec, self.spec(self.write(spec) if written is None else written, "export"))
-        except InputError as error:
-            return [error.what]
+        lost = differences(spec, self.spec(self._written(spec), "export"))
+        heads = 1 if spec.attention is None else spec.attention.heads
+        uneven = self.whole_heads and spec.dim % heads
+        return [*lost, f"dim = {spec.dim}, which heads = {heads} does not divide"] if uneven else lost
+
+    def _written(self, spec: ModelSpec) -> Table:
+        return {"architectures": [self.architecture], "model_type": self.model_type, **self.write(meaning(spec))}
 
 
 def _flat(table: Table) -> Table:
@@ -78,14 +81,14 @@ def _flat(table: Table) -> Table:
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
-        Family("llama", "LlamaForCausalLM", configs.read_llama, configs.write_llama, names.llama),
+        Family("llama", "LlamaForCausalLM", configs.read_llama, configs.write_llama, names.llama, whole_heads=True),
         Family("mistral", "MistralForCausalLM", configs.read_mistral, configs.write_mistral, names.llama, {"sliding_window": 4096}),
         Family("qwen2", "Qwen2ForCausalLM", configs.read_qwen2, configs.write_qwen2, names.llama),
         Family("qwen3", "Qwen3ForCausalLM", configs.read_qwen3, configs.write_qwen3, names.llama, {"head_dim": 128}),
         Family("olmo2", "Olmo2ForCausalLM", configs.read_olmo2, configs.write_olmo2, names.olmo2, {"rms_norm_eps": 1e-5}),
         Family("phi3", "Phi3ForCausalLM", configs.read_phi3, configs.write_phi3, names.phi3, {"rms_norm_eps": 1e-5}),
-        Family("gemma2", "Gemma2ForCausalLM", configs.read_gemma2, configs.write_gemma2, names.gemma, configs.GEMMA2_DEFAULTS),
-        Family("gemma3_text", "Gemma3ForCausalLM", configs.read_gemma3, configs.write_gemma3, names.gemma, configs.GEMMA3_DEFAULTS),
+        Family("gemma2", "Gemma2ForCausalLM", configs.read_gemma2, configs.write_gemma2, names.gemma, configs.GEMMA2_DEFAULTS, True),
+        Family("gemma3_text", "Gemma3ForCausalLM", configs.read_gemma3, configs.write_gemma3, names.gemma, configs.GEMMA3_DEFAULTS, True),
         Family("qwen3_moe", "Qwen3MoeForCausalLM", configs.read_qwen3_moe, configs.write_qwen3_moe, names.qwen3_moe),
         Family("mixtral", "MixtralForCausalLM", configs.read_mixtral, configs.write_mixtral, names.mixtral, {"rms_norm_eps": 1e-5}),
         Family("deepseek_v3", "DeepseekV3ForCausalLM", configs.read_deepseek_v3, configs.write_deepseek_v3, names.deepseek_v3),

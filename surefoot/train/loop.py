@@ -1,0 +1,190 @@
+"""The training loop. `fit` is the algorithm, top to bottom; what it calls is a file each beside this one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.core.errors import NumericsError
+from surefoot.core.rundir import Run
+from surefoot.data import Batch, Dataset, Prefetcher
+from surefoot.parallel import Processes
+from surefoot.train.checkpoint import Saver
+from surefoot.train.clip import clip_factor, global_norm
+from surefoot.train.config import Precision, TrainConfig, check_dataset
+from surefoot.train.evaluate import Evaluation, evaluate
+from surefoot.train.finite import culprit
+from surefoot.train.interrupt import Interrupt
+from surefoot.train.schedule import learning_rate_fraction
+from surefoot.train.setup import Session, open_session
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended: after `step` steps, `interrupted` or not, with its last evaluation."""
+
+    run: str
+    step: int
+    loss: float
+    evaluation: Evaluation | None
+    interrupted: bool
+    tokens_per_s: float
+
+
+def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *, resume: bool = False) -> Summary:
+    """Train as `config` says and return how it ended.
+
+    `run` is the locked run directory, on the first process only. `on_event` is called with (kind, fields) of every event. With
+    `resume` the newest whole checkpoint of the run is taken up; the continuation is bit-identical to a run never interrupted.
+
+    Raises `ConfigError`, `LayoutError` and `DataError` before any work, `NumericsError` when a number is not finite.
+    """
+    dataset = Dataset.open(config.data.path)
+    check_dataset(config, dataset)
+    processes = Processes.join()
+    report = _reporter(run, on_event)
+    session = open_session(config, processes, resume=resume)
+    state, steps = session.state, config.train.steps
+    train_set = dataset.loader("train", config.data.sequence_length, config.data.seed)
+    saver = Saver(
+        Path(config.run) / "checkpoints", state, config.checkpoint, processes, session.facts,
+        on_saved=lambda **fields: report("checkpoint", stall_s=clock.stall_s, **fields),
+    )  # fmt: skip
+    clock = Clock(session.flops_per_token, session.peak_flops_per_s)
+    evaluation: Evaluation | None = None
+    evaluated_at = -1
+    loss = math.nan
+    report("start", step=state.step, steps=steps, **session.description)
+
+    with Interrupt() as interrupt, Prefetcher(train_set, session.requests(), depth=config.data.prefetch * session.micro_batches) as batches:
+        try:
+            while state.step < steps and not interrupt.asked_anywhere(processes):
+                clock.start()
+                position = state.step * config.train.batch_size
+                normaliser = train_set.trained(position, config.train.batch_size)  # of all processes: everyone can count it
+                micro_batches = [clock.waiting(batches) for _ in range(session.micro_batches)]
+
+                partial = accumulate(session, micro_batches, normaliser)
+                gradients = dict(zip(session.names, session.sync.finish(), strict=True))
+                norm = float(global_norm(list(gradients.values()), session.shard_group))
+                loss, size = processes.sum(partial).tolist()
+                if not (math.isfinite(norm) and math.isfinite(loss)):
+                    _stop(session, micro_batches[0], gradients, report)
+                clock.stall_s = saver.captured()
+                lr = config.optimizer.lr * learning_rate_fraction(config.schedule, state.step, steps)
+                state.optimizer.step(gradients, lr=lr, clip=clip_factor(norm, config.optimizer.clip_norm))
+                session.sync.clear()
+                session.balance_experts(processes)
+                state.update_ema(config.train.ema_decay)
+                state.step += 1
+
+                if state.step % config.train.log_every == 0 or state.step == steps:
+                    bits = loss * normaliser / math.log(2.0) / max(size, 1.0)
+                    report("step", step=state.step, loss=loss, bits_per_byte=bits, grad_norm=norm, lr=lr, position=position + config.train.batch_size,
+                           **clock.stop(config.train.batch_size * config.data.sequence_length))  # fmt: skip
+                if _due(state.step, config.train.eval_every, steps) and "validation" in dataset.manifest.splits:
+                    evaluation, evaluated_at = _evaluate(session, dataset, processes), state.step
+                    report("eval", step=state.step, loss=evaluation.loss, bits_per_byte=evaluation.bits_per_byte, tokens=evaluation.tokens)
+                if _due(state.step, config.checkpoint.every, steps):
+                    saver.save(position=state.step * config.train.batch_size, loss=evaluation.loss if evaluation and evaluated_at == state.step else None)
+            if state.step < steps:
+                saver.save(position=state.step * config.train.batch_size, loss=None)
+        finally:
+            saver.finish()
+    interrupted = state.step < steps
+    report("interrupt" if interrupted else "finish", step=state.step, run=config.run)
+    return Summary(config.run, state.step, loss, evaluation, interrupted, clock.tokens_per_s)
+
+
+def accumulate(session: Session, micro_batches: list[Batch], normaliser: int) -> Tensor:
+    """Run forward and backward over the micro-batches.
+
+    Returns [their summed loss, already divided by the global `normaliser`; the bytes their labels spell], float64.
+    """
+    total = torch.zeros(2, dtype=torch.float64)
+    session.counts = []
+    for index, batch in enumerate(micro_batches):
+        session.sync.start(index)
+        with autocast(session.config.train.precision):
+            loss = session.model(batch.tokens, batch.positions, batch.documents, labels=batch.labels, normaliser=normaliser)
+        session.count_experts()
+        loss.total.backward()
+        total += torch.stack((loss.cross_entropy.double(), torch.tensor(float(batch.bytes), dtype=torch.float64)))
+    return total
+
+
+def autocast(precision: Precision) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which a forward pass runs."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16_autocast" else contextlib.nullcontext()
+
+
+@dataclass
+class Clock:
+    """Times a step and what it waited for."""
+
+    flops_per_token: float
+    peak_flops_per_s: float
+    tokens_per_s: float = 0.0
+    stall_s: float = 0.0
+    _started: float = field(default=0.0)
+    _waited: float = field(default=0.0)
+
+    def start(self) -> None:
+        self._started, self._waited = time.perf_counter(), 0.0
+
+    def waiting(self, batches: Iterator[Batch]) -> Batch:
+        start = time.perf_counter()
+        batch = next(batches)
+        self._waited += time.perf_counter() - start
+        return batch
+
+    def stop(self, tokens: int) -> dict[str, float]:
+        seconds = time.perf_counter() - self._started
+        self.tokens_per_s = tokens / seconds
+        mfu = self.tokens_per_s * self.flops_per_token / self.peak_flops_per_s
+        return {"tokens": tokens, "tokens_per_s": self.tokens_per_s, "mfu": mfu, "step_s": seconds, "data_wait_s": self._waited}
+
+
+def _reporter(run: Run | None, on_event: OnEvent | None) -> Callable[..., None]:
+    def report(kind: str, **fields: Any) -> None:
+        if run is not None:
+            run.log.append(kind, **fields)
+            if on_event is not None:
+                on_event(kind, fields)
+
+    return report
+
+
+def _due(step: int, every: int, steps: int) -> bool:
+    return step == steps or bool(every and step % every == 0)
+
+
+def _evaluate(session: Session, dataset: Dataset, processes: Processes) -> Evaluation:
+    config = session.config
+    loader = dataset.loader("validation", config.data.sequence_length, seed=None)
+    batch = config.train.micro_batch_size or config.train.batch_size // processes.size
+    with autocast(config.train.precision):
+        return evaluate(session.model, loader, rows=config.train.eval_rows, batch=batch, processes=processes)
+
+
+def _stop(session: Session, batch: Batch, gradients: dict[str, Tensor | None], report: Callable[..., None]) -> None:
+    """Name the tensor and end: nothing of this step is applied or saved."""
+    name = culprit(session.model, batch, gradients) if session.shard_group is None else "a gradient (sharded: not replayed)"
+    step = session.state.step + 1
+    report("error", step=step, culprit=name, rank=os.environ.get("RANK", "0"))
+    raise NumericsError(
+        f"step {step} is not finite, first in {name}", where=session.config.run,
+        remedy="nothing of it was saved; resume with a lower optimizer.lr, or look at the tensor",
+    )  # fmt: skip
+

@@ -1,0 +1,220 @@
+"""From a configuration to a session: model, optimizer and gradient sync on this process, fresh or taken up from a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from surefoot.cluster import matmul_peak
+from surefoot.core.allocator import keep_freed_memory
+from surefoot.core.config import to_json
+from surefoot.core.errors import CheckpointError, ModelError
+from surefoot.models import ModelSpec, ParamDecl, Transformer, declarations, initialise
+from surefoot.models.flops import count_flops, count_parameters
+from surefoot.models.parameters import accumulation_dtype
+from surefoot.parallel import GradientSync, Layout, Processes, shard_model
+from surefoot.parallel.data import check_replicas, local
+from surefoot.train.checkpoint import load, load_model, newest_whole
+from surefoot.train.config import TrainConfig
+from surefoot.train.optimizer import Optimizer, groups
+from surefoot.train.state import TrainState
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bfloat16_autocast": torch.float32,
+    "float64": torch.float64,
+}
+
+
+@dataclass
+class Session:
+    """What a run needs on this process; `names` are the parameters in the order of `sync`'s gradients."""
+
+    config: TrainConfig
+    model: Transformer
+    state: TrainState
+    sync: GradientSync
+    names: list[str]
+    processes: Processes
+    layout: Layout
+    micro_batches: int
+    shard_group: dist.ProcessGroup | None
+    flops_per_token: float
+    peak_flops_per_s: float
+    facts: dict[str, Any]
+    description: dict[str, Any]
+    counts: list[list[Tensor]] = field(default_factory=list)
+
+    def requests(self) -> Iterator[tuple[int, int]]:
+        """Yield (position, count) of this process's micro-batches from the present step on."""
+        batch = self.config.train.batch_size
+        mine = batch // self.layout.data
+        micro = mine // self.micro_batches
+        for step in range(self.state.step, self.config.train.steps):
+            for index in range(self.micro_batches):
+                yield step * batch + self.processes.rank * mine + index * micro, micro
+
+    def count_experts(self) -> None:
+        """Keep the routers' counts of the forward pass that just ended, before a recomputed one could replace them."""
+        layers = self.model.moe_layers()
+        if layers:
+            self.counts.append([layer.counts.clone() for layer in layers])
+
+    def balance_experts(self, processes: Processes) -> None:
+        """Move selection biases by the counts of the whole step, summed over micro-batches and processes."""
+        if self.counts:
+            total = processes.sum(torch.stack([torch.stack(counts) for counts in self.counts]).sum(0))
+            self.model.update_balance(list(total))
+
+
+def open_session(config: TrainConfig, processes: Processes, *, resume: bool) -> Session:
+    """Build everything on this process and, to `resume`, load the newest whole checkpoint of the run."""
+    keep_freed_memory()
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    layout = config.layout.for_world(processes.size)
+    layout.check(processes.size)
+    micro_batches = config.micro_batches(layout.data)
+    model = _make_model(config)
+    decls = declarations(model)
+    if layout.shard > 1:
+        shard_model(model, layout)
+    else:
+        check_replicas(model, processes.size)
+    _prepare_blocks(model, config)
+    names, parameters = [list(column) for column in zip(*model.named_parameters(), strict=True)]
+    optimizer = Optimizer({name: local(parameter) for name, parameter in model.named_parameters()}, decls, config.model, config.optimizer)
+    state = TrainState(model, optimizer, _make_ema(config, optimizer, names))
+    sync = GradientSync(parameters, layout.replicate if layout.shard == 1 else 1, micro_batches, sharded=layout.shard > 1)
+    if resume:
+        _take_up(config, state, processes)
+    precision = DTYPES[config.train.precision]
+    measured = torch.bfloat16 if config.train.precision == "bfloat16_autocast" else precision
+    return Session(
+        config=config,
+        model=model,
+        state=state,
+        sync=sync,
+        names=names,
+        processes=processes,
+        layout=layout,
+        micro_batches=micro_batches,
+        shard_group=_shard_group(parameters),
+        flops_per_token=count_flops(config.model, config.data.sequence_length).training,
+        peak_flops_per_s=matmul_peak(measured).rate * processes.size,
+        facts={"config_hash": config_hash(config), "code": code_version(), "layout": layout.model_dump()},
+        description=_describe(config, decls, layout),
+    )
+
+
+def _make_model(config: TrainConfig) -> Transformer:
+    dtype = DTYPES[config.train.precision]
+    if config.train.init_from is None:
+        model = Transformer(config.model, dtype=dtype)
+        initialise(model, config.seed)
+        return model.train()
+    source = load_any(Path(config.train.init_from))
+    model = Transformer(config.model, dtype=dtype)
+    initialise(model, config.seed)
+    theirs, ours = source.state_dict(), model.state_dict()
+    for name in (*ours, *theirs):
+        if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
+            raise ModelError(
+                f"its tensor {name} does not fit this model", where=config.train.init_from, remedy="give [model] the same sizes; positions may differ"
+            )
+    model.load_state_dict(theirs)
+    return model.train()
+
+
+def load_any(path: Path) -> Transformer:
+    """Return the model in a run, a checkpoint, a Surefoot model directory or a transformers directory."""
+    from surefoot.models.hf import import_model, load_model_dir
+
+    if (path / "checkpoints").is_dir() or (path / "manifest.json").is_file():
+        return load_model(path)[1]
+    if (path / "spec.json").is_file():
+        return load_model_dir(path)[1]
+    return import_model(path)[1]
+
+
+def _prepare_blocks(model: Transformer, config: TrainConfig) -> None:
+    for block in model.layers:
+        if config.train.recompute:
+            _recompute(block)
+        if config.train.compile:
+            block.compile()
+
+
+def _recompute(block: nn.Module) -> None:
+    """Make `block` keep only its input and run again in the backward pass (Chen et al. 2016, arXiv 1604.06174)."""
+    forward = block.forward
+
+    def recomputed(*args: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False) if torch.is_grad_enabled() else forward(*args)
+
+    block.forward = recomputed  # type: ignore[method-assign]
+
+
+def _make_ema(config: TrainConfig, optimizer: Optimizer, names: list[str]) -> dict[str, Tensor]:
+    if config.train.ema_decay is None:
+        return {}
+    return {name: master.to(accumulation_dtype(master.dtype), copy=True) for name, master in zip(names, optimizer.masters(names), strict=True)}
+
+
+def _take_up(config: TrainConfig, state: TrainState, processes: Processes) -> None:
+    newest = newest_whole(Path(config.run) / "checkpoints")
+    if newest is None:
+        raise CheckpointError("the run has no whole checkpoint", where=config.run, remedy="start it anew: surefoot train")
+    load(newest, state, processes)
+
+
+def _shard_group(parameters: list[nn.Parameter]) -> dist.ProcessGroup | None:
+    first = parameters[0]
+    if not isinstance(first, DTensor):
+        return None
+    mesh = first.device_mesh
+    return mesh.get_group(mesh.ndim - 1)
+
+
+def config_hash(config: TrainConfig) -> str:
+    """Return a hash of what determines the numbers of a run: all but its directory and its processes."""
+    shown = config.model_copy(update={"run": "", "layout": Layout(), "trackers": ()})
+    return hashlib.blake2b(to_json(shown).encode(), digest_size=8).hexdigest()
+
+
+def code_version() -> str:
+    """Return the version of this code: the git commit where it runs from a checkout, and whether that is altered."""
+    import surefoot
+
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=Path(surefoot.__file__).parent, capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return surefoot.__version__
+    return f"{surefoot.__version__}+{found.stdout.strip()}"
+
+
+def _describe(config: TrainConfig, decls: dict[str, ParamDecl], layout: Layout) -> dict[str, Any]:
+    spec: ModelSpec = config.model
+    return {
+        "parameters": count_parameters(spec).total,
+        "precision": config.train.precision,
+        "layout": layout.model_dump(),
+        "threads": torch.get_num_threads(),
+        "optimizer_groups": [
+            {"kind": group.kind, "lr_multiplier": group.lr_multiplier, "weight_decay": group.weight_decay, "tensors": len(group.names)}
+            for group in groups(decls, spec, config.optimizer)
+        ],
+    }

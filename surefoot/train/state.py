@@ -1,0 +1,83 @@
+"""What a checkpoint holds: every tensor of a run by one flat, canonical name, whatever the layout.
+
+    model.<parameter>            weights (and the routers' selection biases)
+    optimizer.<slot>.<parameter> moments and float32 masters
+    ema.<parameter>              the moving average, if there is one
+    rng.torch                    torch's generator (nothing here draws from it; user code may)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from surefoot.models import Transformer
+from surefoot.parallel.data import local
+from surefoot.train.optimizer import Optimizer
+
+
+@dataclass
+class TrainState:
+    """The live tensors of a run on this process; `step` steps are done."""
+
+    model: Transformer
+    optimizer: Optimizer
+    ema: dict[str, Tensor]
+    step: int = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor by canonical name: the live ones, cut ones as `DTensor`."""
+        parameters = dict(self.model.named_parameters())
+        found: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+        found |= {f"model.{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
+        for slot, tensors in self.optimizer.state.items():
+            found |= {f"optimizer.{slot}.{name}": _like(tensor, parameters[name]) for name, tensor in tensors.items()}
+        found |= {f"ema.{name}": _like(tensor, parameters[name]) for name, tensor in self.ema.items()}
+        found["rng.torch"] = torch.get_rng_state()
+        return found
+
+    def loaded(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Take note that the live tensors were overwritten with those of `step`."""
+        self.step = self.optimizer.steps = step
+        self.optimizer.refresh()
+        torch.set_rng_state(tensors["rng.torch"])
+
+    @torch.no_grad()
+    def update_ema(self, decay: float | None) -> None:
+        """Move the average: ema = decay ema + (1 - decay) weights, in float32 or wider."""
+        if decay is None:
+            return
+        names = list(self.ema)
+        for name, master in zip(names, self.optimizer.masters(names), strict=True):
+            self.ema[name].lerp_(master.to(self.ema[name].dtype), 1.0 - decay)
+
+
+def persistent_buffers(model: Transformer) -> dict[str, Tensor]:
+    """Return the buffers that belong to the model's state, by name."""
+    kept = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Give a process's part of an optimizer tensor the global shape and placement of its parameter."""
+    if not isinstance(parameter, DTensor):
+        return tensor
+    return DTensor.from_local(
+        tensor, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+def snapshot(tensors: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy `tensors` into `buffers` (made on the first call) and return the copies, cut ones as `DTensor` again."""
+    copies: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        part = local(tensor)
+        if name not in buffers:
+            buffers[name] = torch.empty_like(part, device="cpu")
+        buffers[name].copy_(part)
+        copies[name] = _like(buffers[name], tensor)
+    return copies
