@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from surefoot.models import Transformer
@@ -31,6 +32,9 @@ class TrainState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by canonical name: the live ones, cut ones as `DTensor`."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # a forward pass without a backward pass leaves whole copies, freed at the next one
         parameters = dict(self.model.named_parameters())
         found: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
         found |= {f"model.{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
