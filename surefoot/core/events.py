@@ -1,11 +1,12 @@
 """The event log: everything that happens in a run, one JSON line each, appended and never rewritten.
 
-A line is written by one `write` on a descriptor opened with ``O_APPEND``, so several processes may append to one log. A
+A line is appended under the kernel's file lock, so several processes may append to one log. A
 crash can tear at most the last line; a reader skips it, and the next writer begins on a fresh line.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -49,12 +50,15 @@ class EventLog:
         if "NaN" in line or "Infinity" in line:
             line = json.dumps({"time": time.time(), "kind": kind, **_finite(fields)}, default=_plain, allow_nan=False)
         payload = line.encode("utf-8") + b"\n"
-        if self._is_torn():
-            payload = b"\n" + payload
         try:
-            written = os.write(self._descriptor, payload)
-            if written < len(payload):
-                os.write(self._descriptor, payload[written:])
+            # Under the lock a file that ends inside a line was torn by a death, not by a writer still at work.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                remaining = b"\n" + payload if self._is_torn() else payload
+                while remaining:
+                    remaining = remaining[os.write(self._descriptor, remaining) :]
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             if kind in DURABLE:
                 os.fsync(self._descriptor)
         except OSError as error:

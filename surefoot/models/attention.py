@@ -86,9 +86,14 @@ class Attention(nn.Module):
             cut = None if per_head else 0
             for name, size in (("q_norm", q_size), ("k_norm", k_size)):
                 layer = RMSNorm(
-                    size, norm.eps, offset=norm.offset, tp_dim=cut, partial=("tokens", "tensor") if per_head else ("tokens",),
-                    device=device, dtype=dtype,
-                )  # fmt: skip
+                    size,
+                    norm.eps,
+                    offset=norm.offset,
+                    tp_dim=cut,
+                    partial=("tokens", "tensor") if per_head else ("tokens",),
+                    device=device,
+                    dtype=dtype,
+                )
                 setattr(self, name, layer)
 
     def forward(self, x: Tensor, context: Context, state: KVState | None = None) -> Tensor:
@@ -104,4 +109,5 @@ class Attention(nn.Module):
         if state is not None:
             k, v = state.extend(k, v, context.start)
         y = attend(q, k, v, context, scale=self.scale, window=self.window, softcap=self.spec.softcap)
-        return self.out(y.reshape(batch, tokens, -1))
+        out: Tensor = self.out(y.reshape(batch, tokens, -1))
+        return out

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.models.spec import ModelSpec
 from surefoot.models.rope import rotation
+from surefoot.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)

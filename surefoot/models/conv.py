@@ -20,9 +20,7 @@ class ShortConv(nn.Module):
     kernel: nn.Parameter
     kernel_bias: nn.Parameter | None
 
-    def __init__(
-        self, spec: ConvSpec, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, spec: ConvSpec, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.width = spec.width
         self.in_proj = Linear(dim, 3 * dim, bias=spec.bias, split="column", sections=(dim, dim, dim), device=device, dtype=dtype)
@@ -36,7 +34,7 @@ class ShortConv(nn.Module):
     def forward(self, x: Tensor, context: Context, state: ConvState | None = None) -> Tensor:
         b, c, u = self.in_proj(x).chunk(3, dim=-1)
         gated = b * u
-        batch, tokens, dim = gated.shape
+        batch, tokens, _ = gated.shape
         halo = self.width - 1
         documents = context.documents
         if state is not None:

@@ -113,9 +113,7 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     )
 
 
-def count_flops(
-    spec: ModelSpec, tokens: int, *, convention: Convention = "causal", documents: Sequence[int] | None = None
-) -> Flops:
+def count_flops(spec: ModelSpec, tokens: int, *, convention: Convention = "causal", documents: Sequence[int] | None = None) -> Flops:
     """Return the FLOPs per token of rows of `tokens`.
 
     `documents`: the lengths of the documents packed in one row (they sum to `tokens`), for the exact count of packed rows.

@@ -58,7 +58,7 @@ class _HeadCrossEntropy(Function):
             piece = d_logits.t() @ hidden[rows]
             # Chunks are added in float32 (or wider): a sum of rounded bfloat16 gradients would lose the small ones.
             d_weight = piece if single else piece.to(wide) if d_weight is None else d_weight.add_(piece)
-        ctx.save_for_backward(d_hidden, d_weight)
+        ctx.save_for_backward(d_hidden, d_weight)  # type: ignore[arg-type]
         return total
 
     @staticmethod

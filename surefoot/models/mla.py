@@ -45,9 +45,14 @@ class MLA(nn.Module):
             self.q_norm = RMSNorm(spec.q_rank, spec.norm_eps, partial=("tokens", "tensor"), device=device, dtype=dtype)
         self.q_up = Linear(spec.q_rank or dim, q_rows, split="column", device=device, dtype=dtype)
         self.kv_down = Linear(
-            dim, spec.kv_rank + spec.rope_dim, bias=spec.bias, sections=(spec.kv_rank, spec.rope_dim), partial=("tokens", "tensor"),
-            device=device, dtype=dtype,
-        )  # fmt: skip
+            dim,
+            spec.kv_rank + spec.rope_dim,
+            bias=spec.bias,
+            sections=(spec.kv_rank, spec.rope_dim),
+            partial=("tokens", "tensor"),
+            device=device,
+            dtype=dtype,
+        )
         self.kv_norm = RMSNorm(spec.kv_rank, spec.norm_eps, partial=("tokens", "tensor"), device=device, dtype=dtype)
         self.kv_up = Linear(spec.kv_rank, kv_rows, split="column", device=device, dtype=dtype)
         self.out = Linear(spec.heads * spec.value_dim, dim, bias=spec.bias, split="row", residual=True, device=device, dtype=dtype)
@@ -67,7 +72,8 @@ class MLA(nn.Module):
             y = self._absorbed(q_nope, q_rope, remembered, context)
         else:
             y = self._expanded(q_nope, q_rope, latent, k_rope, context)
-        return self.out(y.reshape(batch, tokens, -1))
+        out: Tensor = self.out(y.reshape(batch, tokens, -1))
+        return out
 
     def _expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, context: Context) -> Tensor:
         spec = self.spec

@@ -79,21 +79,39 @@ class MoE(nn.Module):
     counts: Tensor
     router_bias: Tensor | None
 
-    def __init__(
-        self, spec: MoESpec, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, spec: MoESpec, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.spec = spec
         self.router = Linear(dim, spec.experts, role="router", device=device, dtype=dtype)
         width = spec.hidden
         declare(
-            self, "experts_gate_up", spec.experts, 2 * width, dim, role="hidden", fan_in=dim, sections=(width, width), tp_dim=1,
-            expert=True, device=device, dtype=dtype,
-        )  # fmt: skip
+            self,
+            "experts_gate_up",
+            spec.experts,
+            2 * width,
+            dim,
+            role="hidden",
+            fan_in=dim,
+            sections=(width, width),
+            tp_dim=1,
+            expert=True,
+            device=device,
+            dtype=dtype,
+        )
         declare(
-            self, "experts_down", spec.experts, dim, width, role="hidden", fan_in=width, tp_dim=2, residual=True, expert=True,
-            device=device, dtype=dtype,
-        )  # fmt: skip
+            self,
+            "experts_down",
+            spec.experts,
+            dim,
+            width,
+            role="hidden",
+            fan_in=width,
+            tp_dim=2,
+            residual=True,
+            expert=True,
+            device=device,
+            dtype=dtype,
+        )
         self.shared: FeedForward | None = None
         if spec.shared_hidden:
             shared = FeedForwardSpec(hidden=spec.shared_hidden, activation=spec.activation)
@@ -103,7 +121,7 @@ class MoE(nn.Module):
         self.register_buffer("counts", torch.zeros(spec.experts, device=device, dtype=torch.int64), persistent=False)
 
     # Row counts steer Python loops, so this part is not for the compiler.
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
         spec = self.spec
         flat = x.reshape(-1, x.shape[-1])
@@ -113,7 +131,8 @@ class MoE(nn.Module):
         dispatch, counts = make_dispatch(routing.chosen, spec.experts)
         counted = None if documents is None else (documents >= 0).flatten()
         self.counts = counts if counted is None else torch.bincount(routing.chosen[counted].flatten(), minlength=spec.experts)
-        gate_up, down = self.experts_gate_up, self.experts_down
+        gate_up: Tensor = self.experts_gate_up
+        down: Tensor = self.experts_down
         if torch.is_autocast_enabled(x.device.type):
             narrow = torch.get_autocast_dtype(x.device.type)
             flat, gate_up, down = flat.to(narrow), gate_up.to(narrow), down.to(narrow)

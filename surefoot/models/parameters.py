@@ -100,14 +100,32 @@ class Linear(nn.Module):
         super().__init__()
         cut = {"column": 0, "row": 1, None: None}[split]
         declare(
-            self, "weight", outputs, inputs, role=role, fan_in=inputs, sections=sections, tp_dim=cut, partial=partial,
-            residual=residual, device=device, dtype=dtype,
-        )  # fmt: skip
+            self,
+            "weight",
+            outputs,
+            inputs,
+            role=role,
+            fan_in=inputs,
+            sections=sections,
+            tp_dim=cut,
+            partial=partial,
+            residual=residual,
+            device=device,
+            dtype=dtype,
+        )
         if bias:
             declare(
-                self, "bias", outputs, role="bias", fan_in=inputs, sections=sections, tp_dim=0 if split == "column" else None,
-                partial=partial, device=device, dtype=dtype,
-            )  # fmt: skip
+                self,
+                "bias",
+                outputs,
+                role="bias",
+                fan_in=inputs,
+                sections=sections,
+                tp_dim=0 if split == "column" else None,
+                partial=partial,
+                device=device,
+                dtype=dtype,
+            )
         else:
             self.register_parameter("bias", None)
 

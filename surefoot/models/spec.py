@@ -61,7 +61,9 @@ class AttentionSpec(Config):
             raise ConfigError(f"{self.kv_heads} does not divide heads = {self.heads}", where="kv_heads", remedy=f"use one of {divisors}")
         if self.rotary_dim % 2 or self.rotary_dim == 0:
             raise ConfigError(
-                f"head_dim * rotary_fraction = {self.rotary_dim} channels cannot be rotated in pairs", where="head_dim", remedy="make it even"
+                f"head_dim * rotary_fraction = {self.rotary_dim} channels cannot be rotated in pairs",
+                where="head_dim",
+                remedy="make it even",
             )
         return self
 
@@ -131,7 +133,9 @@ class MoESpec(Config):
         if self.experts % self.groups:
             raise ConfigError(f"{self.groups} does not divide experts = {self.experts}", where="groups", remedy="use a divisor")
         if self.top_groups > self.groups:
-            raise ConfigError(f"{self.top_groups} is more than groups = {self.groups}", where="top_groups", remedy=f"use 1 to {self.groups}")
+            raise ConfigError(
+                f"{self.top_groups} is more than groups = {self.groups}", where="top_groups", remedy=f"use 1 to {self.groups}"
+            )
         if self.top_k > self.experts // self.groups * self.top_groups:
             raise ConfigError("the eligible groups hold fewer experts than top_k", where="top_k", remedy="raise top_groups")
         return self

@@ -28,9 +28,7 @@ class Embedding(nn.Module):
     def __init__(self, spec: ModelSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.scale = spec.embedding_scale
-        declare(
-            self, "weight", spec.vocab_size, spec.dim, role="embedding", fan_in=spec.dim, tp_dim=0, device=device, dtype=dtype
-        )
+        declare(self, "weight", spec.vocab_size, spec.dim, role="embedding", fan_in=spec.dim, tp_dim=0, device=device, dtype=dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = nn.functional.embedding(tokens, self.weight)
@@ -40,9 +38,7 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """x: [B, T, D] -> ([B, T, D], auxiliary loss or None): a mixer and a feed-forward, each a residual branch."""
 
-    def __init__(
-        self, spec: ModelSpec, layer: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.mixer = _mixer(spec, layer, device, dtype)
         self.ffn: FeedForward | MoE
@@ -88,9 +84,7 @@ def _mixer(spec: ModelSpec, layer: int, device: torch.device | str | None, dtype
 class Transformer(nn.Module):
     """A decoder-only language model. Its parameters are uninitialised: see `initialise`, or load them."""
 
-    def __init__(
-        self, spec: ModelSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, spec: ModelSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.spec = spec
         self.embed = Embedding(spec, device=device, dtype=dtype)

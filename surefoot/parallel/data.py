@@ -151,4 +151,6 @@ def check_replicas(model: nn.Module, size: int) -> None:
     if not torch.equal(low, high):
         names = [name for name, _ in model.named_parameters()]
         first = names[int((low != high).nonzero()[0])]
-        raise LayoutError(f"replicas start from different weights, first in {first}", where="layout.replicate", remedy="use one seed and one code")
+        raise LayoutError(
+            f"replicas start from different weights, first in {first}", where="layout.replicate", remedy="use one seed and one code"
+        )

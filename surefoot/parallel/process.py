@@ -15,6 +15,7 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from surefoot.core.errors import EngineError
 
@@ -40,13 +41,12 @@ class Processes:
             serves = env.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0
             timeout = datetime.timedelta(seconds=TIMEOUT_S)
             try:
-                store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), size, is_master=serves, timeout=timeout)
-                attempt = dist.PrefixStore(f"attempt_{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+                store = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), size, is_master=serves, timeout=timeout)
+                attempt = PrefixStore(f"attempt_{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
                 dist.init_process_group(backend(), store=attempt, rank=rank, world_size=size, timeout=timeout)
             except (RuntimeError, KeyError) as error:
-                raise EngineError(
-                    f"the processes did not find each other: {error}", where=f"rank {rank} of {size}", remedy="check MASTER_ADDR and MASTER_PORT"
-                ) from error
+                where, remedy = f"rank {rank} of {size}", "check MASTER_ADDR and MASTER_PORT"
+                raise EngineError(f"the processes did not find each other: {error}", where=where, remedy=remedy) from error
         return Processes(rank, size)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -25,9 +25,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from surefoot.core.config import parse, to_json
 from surefoot.core.errors import CheckpointError, EngineError, SurefootError
@@ -143,7 +144,7 @@ def _compare(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> N
 def _read(path: Path, tensors: dict[str, Tensor], alone: bool) -> None:
     try:
         with _quiet():
-            dcp.load(tensors, checkpoint_id=path, no_dist=alone)
+            dcp_load(tensors, checkpoint_id=path, no_dist=alone)
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
         raise CheckpointError(f"cannot be read: {first}", where=str(path), remedy=_alternative(path)) from error
@@ -255,7 +256,7 @@ class Saver:
             self._captured.set()
             self._write(copies, manifest)
             self.on_saved(step=manifest.step, path=str(step_path(self.folder, manifest.step)), seconds=time.perf_counter() - start)
-        except BaseException as error:  # it belongs to the thread that trains, which raises it
+        except BaseException as error:  # noqa: BLE001 - it belongs to the thread that trains, which raises it
             self._error = error
         finally:
             self._captured.set()
@@ -270,7 +271,7 @@ class Saver:
             shutil.rmtree(aside, ignore_errors=True)
         try:
             with _quiet():
-                dcp.save(copies, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
+                dcp_save(copies, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
             if self.processes.rank == 0:
                 self._publish(aside, manifest)
         except (CheckpointException, OSError, RuntimeError) as error:
@@ -280,7 +281,9 @@ class Saver:
             cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
             if isinstance(cause, OSError):
                 raise disk_error(cause, self.folder) from error
-            raise EngineError(f"a checkpoint could not be written: {cause}", where=str(self.folder), remedy="resume from the last one") from error
+            raise EngineError(
+                f"a checkpoint could not be written: {cause}", where=str(self.folder), remedy="resume from the last one"
+            ) from error
         if self._group is not None:
             dist.barrier(group=self._group)
 

@@ -16,7 +16,7 @@ def global_norm(gradients: list[Tensor | None], shards: dist.ProcessGroup | None
     found = [gradient if gradient.dtype.itemsize >= 4 else gradient.float() for gradient in gradients if gradient is not None]
     if not found:
         return torch.zeros((), dtype=torch.float64)
-    square = torch.stack([norm.double() for norm in torch._foreach_norm(found)]).square().sum()  # type: ignore[no-untyped-call]
+    square = torch.stack([norm.double() for norm in torch._foreach_norm(found)]).square().sum()
     if shards is not None:
         dist.all_reduce(square, group=shards)
     return square.sqrt()

@@ -20,7 +20,7 @@ def culprit(model: Transformer, batch: Batch, gradients: Mapping[str, Tensor | N
     if found is not None:
         return found
     # The backward pass runs against the order of the forward pass: the last parameter's gradient is the first computed.
-    for name in reversed(gradients):
+    for name in reversed(list(gradients)):
         gradient = gradients[name]
         if gradient is not None and not _finite(gradient):
             return f"gradient of {name}"

@@ -58,9 +58,13 @@ def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *
     state, steps = session.state, config.train.steps
     train_set = dataset.loader("train", config.data.sequence_length, config.data.seed)
     saver = Saver(
-        Path(config.run) / "checkpoints", state, config.checkpoint, processes, session.facts,
+        Path(config.run) / "checkpoints",
+        state,
+        config.checkpoint,
+        processes,
+        session.facts,
         on_saved=lambda **fields: report("checkpoint", stall_s=clock.stall_s, **fields),
-    )  # fmt: skip
+    )
     clock = Clock(session.flops_per_token, session.peak_flops_per_s)
     evaluation: Evaluation | None = None
     evaluated_at = -1
@@ -91,13 +95,24 @@ def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *
 
                 if state.step % config.train.log_every == 0 or state.step == steps:
                     bits = loss * normaliser / math.log(2.0) / max(size, 1.0)
-                    report("step", step=state.step, loss=loss, bits_per_byte=bits, grad_norm=norm, lr=lr, position=position + config.train.batch_size,
-                           **clock.stop(config.train.batch_size * config.data.sequence_length))  # fmt: skip
+                    report(
+                        "step",
+                        step=state.step,
+                        loss=loss,
+                        bits_per_byte=bits,
+                        grad_norm=norm,
+                        lr=lr,
+                        position=position + config.train.batch_size,
+                        **clock.stop(config.train.batch_size * config.data.sequence_length),
+                    )
                 if _due(state.step, config.train.eval_every, steps) and "validation" in dataset.manifest.splits:
                     evaluation, evaluated_at = _evaluate(session, dataset, processes), state.step
                     report("eval", step=state.step, loss=evaluation.loss, bits_per_byte=evaluation.bits_per_byte, tokens=evaluation.tokens)
                 if _due(state.step, config.checkpoint.every, steps):
-                    saver.save(position=state.step * config.train.batch_size, loss=evaluation.loss if evaluation and evaluated_at == state.step else None)
+                    saver.save(
+                        position=state.step * config.train.batch_size,
+                        loss=evaluation.loss if evaluation and evaluated_at == state.step else None,
+                    )
             if state.step < steps:
                 saver.save(position=state.step * config.train.batch_size, loss=None)
         finally:
@@ -184,7 +199,7 @@ def _stop(session: Session, batch: Batch, gradients: dict[str, Tensor | None], r
     step = session.state.step + 1
     report("error", step=step, culprit=name, rank=os.environ.get("RANK", "0"))
     raise NumericsError(
-        f"step {step} is not finite, first in {name}", where=session.config.run,
+        f"step {step} is not finite, first in {name}",
+        where=session.config.run,
         remedy="nothing of it was saved; resume with a lower optimizer.lr, or look at the tensor",
-    )  # fmt: skip
-
+    )

@@ -45,9 +45,7 @@ class Optimizer:
     weights, which are what is updated; the weights are their rounding).
     """
 
-    def __init__(
-        self, parameters: Mapping[str, Tensor], decls: Mapping[str, ParamDecl], spec: ModelSpec, config: OptimizerConfig
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], decls: Mapping[str, ParamDecl], spec: ModelSpec, config: OptimizerConfig) -> None:
         self.parameters, self.decls, self.config = dict(parameters), decls, config
         self.groups = groups(decls, spec, config)
         self.steps = 0
@@ -101,10 +99,22 @@ class Optimizer:
             count = [steps.clone() for _ in found]
             torch._foreach_add_(count, 1.0)
             torch._fused_adamw_(
-                masters[wanted], found, moments[0][wanted], moments[1][wanted], [], count,
-                lr=lr * group.lr_multiplier, beta1=config.beta1, beta2=config.beta2, weight_decay=group.weight_decay,
-                eps=config.eps, amsgrad=False, maximize=False, grad_scale=scale, found_inf=None,
-            )  # fmt: skip
+                masters[wanted],
+                found,
+                moments[0][wanted],
+                moments[1][wanted],
+                [],
+                count,
+                lr=lr * group.lr_multiplier,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                weight_decay=group.weight_decay,
+                eps=config.eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=scale,
+                found_inf=None,
+            )
             for name, master in zip(names[wanted], masters[wanted], strict=True):
                 if name in self.state.get("master", {}):
                     self.parameters[name].detach().copy_(master)
@@ -153,4 +163,5 @@ def orthogonalise(matrix: Tensor, iterations: int = 5) -> Tensor:
     for _ in range(iterations):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    result: Tensor = x.mT if tall else x
+    return result

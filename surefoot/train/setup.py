@@ -131,7 +131,9 @@ def _make_model(config: TrainConfig) -> Transformer:
     for name in (*ours, *theirs):
         if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
             raise ModelError(
-                f"its tensor {name} does not fit this model", where=config.train.init_from, remedy="give [model] the same sizes; positions may differ"
+                f"its tensor {name} does not fit this model",
+                where=config.train.init_from,
+                remedy="give [model] the same sizes; positions may differ",
             )
     model.load_state_dict(theirs)
     return model.train()
@@ -163,13 +165,15 @@ def _recompute(block: nn.Module) -> None:
     def recomputed(*args: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False) if torch.is_grad_enabled() else forward(*args)
 
-    block.forward = recomputed  # type: ignore[method-assign]
+    block.forward = recomputed
 
 
 def _make_ema(config: TrainConfig, optimizer: Optimizer, names: list[str]) -> dict[str, Tensor]:
     if config.train.ema_decay is None:
         return {}
-    return {name: master.to(accumulation_dtype(master.dtype), copy=True) for name, master in zip(names, optimizer.masters(names), strict=True)}
+    return {
+        name: master.to(accumulation_dtype(master.dtype), copy=True) for name, master in zip(names, optimizer.masters(names), strict=True)
+    }
 
 
 def _take_up(config: TrainConfig, state: TrainState, processes: Processes) -> None:
@@ -199,7 +203,12 @@ def code_version() -> str:
 
     try:
         found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=Path(surefoot.__file__).parent, capture_output=True, text=True, check=True, timeout=10
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(surefoot.__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
         return surefoot.__version__

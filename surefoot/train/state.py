@@ -1,9 +1,9 @@
 """What a checkpoint holds: every tensor of a run by one flat, canonical name, whatever the layout.
 
-    model.<parameter>            weights (and the routers' selection biases)
-    optimizer.<slot>.<parameter> moments and float32 masters
-    ema.<parameter>              the moving average, if there is one
-    rng.torch                    torch's generator (nothing here draws from it; user code may)
+model.<parameter>            weights (and the routers' selection biases)
+optimizer.<slot>.<parameter> moments and float32 masters
+ema.<parameter>              the moving average, if there is one
+rng.torch                    torch's generator (nothing here draws from it; user code may)
 """
 
 from __future__ import annotations

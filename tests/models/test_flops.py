@@ -1,0 +1,197 @@
+"""Exact counts: against published models, and against operations counted while the reference runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from surefoot.core.errors import ConfigError
+from surefoot.models import ModelSpec, Transformer, initialise
+from surefoot.models.flops import breakdown, count_flops, count_parameters, decode_flops, visible_pairs
+from surefoot.models.spec import AttentionSpec, ConvSpec, FeedForwardSpec, MLASpec, MoESpec, NormSpec
+
+DEEPSEEK_V3 = ModelSpec(
+    vocab_size=129280, dim=7168, layers=61, pattern=("mla",), ffn_pattern=("dense",) * 3 + ("moe",) * 58,
+    mla=MLASpec(heads=128, q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+    ffn=FeedForwardSpec(hidden=18432),
+    moe=MoESpec(experts=256, top_k=8, hidden=2048, shared_hidden=2048, router="sigmoid", balance="bias", groups=8, top_groups=4),
+)  # fmt: skip
+DEEPSEEK_V2_LITE = ModelSpec(
+    vocab_size=102400, dim=2048, layers=27, pattern=("mla",), ffn_pattern=("dense",) + ("moe",) * 26,
+    mla=MLASpec(heads=16, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+    ffn=FeedForwardSpec(hidden=10944),
+    moe=MoESpec(experts=64, top_k=6, hidden=1408, shared_hidden=2816),
+)  # fmt: skip
+QWEN3_30B_A3B = ModelSpec(
+    vocab_size=151936, dim=2048, layers=48, ffn_pattern=("moe",),
+    attention=AttentionSpec(heads=32, kv_heads=4, head_dim=128, qk_norm="head"), moe=MoESpec(experts=128, top_k=8, hidden=768),
+)  # fmt: skip
+LLAMA_8B = ModelSpec(
+    vocab_size=128256, dim=4096, layers=32,
+    attention=AttentionSpec(heads=32, kv_heads=8, head_dim=128), ffn=FeedForwardSpec(hidden=14336),
+)  # fmt: skip
+LFM2_1B = ModelSpec(
+    vocab_size=65536, dim=2048, layers=16, tied_embeddings=True,
+    pattern=tuple("attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)),
+    attention=AttentionSpec(heads=32, kv_heads=8, head_dim=64, qk_norm="head"), conv=ConvSpec(), ffn=FeedForwardSpec(hidden=8192),
+)  # fmt: skip
+
+TINY = {"vocab_size": 96, "dim": 32, "layers": 3}
+FFN = FeedForwardSpec(hidden=48)
+SPECS = {
+    "gqa": ModelSpec(**TINY, attention=AttentionSpec(heads=4, kv_heads=2, head_dim=8), ffn=FFN),
+    "bias": ModelSpec(
+        **TINY, tied_embeddings=True, norm=NormSpec(placement="sandwich"), ffn=FeedForwardSpec(hidden=48, bias=True),
+        attention=AttentionSpec(heads=4, kv_heads=1, head_dim=12, qkv_bias=True, out_bias=True, qk_norm="full"),
+    ),
+    "post": ModelSpec(
+        **TINY, norm=NormSpec(placement="post"), attention=AttentionSpec(heads=2, kv_heads=2, head_dim=8, qk_norm="head"), ffn=FFN
+    ),
+    "sliding": ModelSpec(
+        **TINY, pattern=("sliding", "attention"), attention=AttentionSpec(heads=4, kv_heads=2, head_dim=8, window=5), ffn=FFN
+    ),
+    "softcap": ModelSpec(**TINY, attention=AttentionSpec(heads=4, kv_heads=2, head_dim=8, softcap=20.0), ffn=FFN),
+    "mla": ModelSpec(
+        **TINY, pattern=("mla",), mla=MLASpec(heads=2, q_rank=12, kv_rank=16, nope_dim=8, rope_dim=4, value_dim=12), ffn=FFN
+    ),
+    "mla_direct": ModelSpec(
+        **TINY, pattern=("mla",), mla=MLASpec(heads=2, kv_rank=16, nope_dim=8, rope_dim=4, value_dim=12, bias=True), ffn=FFN
+    ),
+    "moe": ModelSpec(
+        **TINY, ffn_pattern=("dense", "moe", "moe"), attention=AttentionSpec(heads=4, kv_heads=2, head_dim=8), ffn=FFN,
+        moe=MoESpec(experts=6, top_k=2, hidden=16, shared_hidden=24, balance="bias"),
+    ),
+    "conv": ModelSpec(
+        **TINY, pattern=("conv", "attention", "conv"), conv=ConvSpec(width=4, bias=True),
+        attention=AttentionSpec(heads=4, kv_heads=2, head_dim=8), ffn=FFN,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spec", "total", "active"),
+    [
+        (DEEPSEEK_V3, 671_026_404_352, 37_552_282_624),
+        (DEEPSEEK_V2_LITE, 15_706_484_224, 2_661_150_208),
+        (QWEN3_30B_A3B, 30_532_122_624, 3_353_032_704),
+        (LLAMA_8B, 8_030_261_248, 8_030_261_248),
+        (LFM2_1B, 1_170_340_608, 1_170_340_608),
+    ],
+    ids=["deepseek-v3", "deepseek-v2-lite", "qwen3-30b-a3b", "llama-3.1-8b", "lfm2-1.2b"],
+)
+def test_published_parameter_counts(spec: ModelSpec, total: int, active: int) -> None:
+    counted = count_parameters(spec)
+    assert (counted.total, counted.active) == (total, active)
+
+
+def test_deepseek_v3_training_flops_equal_the_published_250_gflop() -> None:
+    """2505.09343, table 2: 250 GFLOPS a token at sequence length 4096, causal."""
+    causal = count_flops(DEEPSEEK_V3, 4096)
+    assert causal.training / 1e9 == pytest.approx(250.5, abs=0.1)
+    assert 3 * causal.weights / 1e9 == pytest.approx(219.75, abs=0.01)
+    assert count_flops(DEEPSEEK_V3, 4096, convention="full").training / 1e9 == pytest.approx(281.2, abs=0.1)
+
+
+def test_llama_8b_reproduces_torchtitan_mfu() -> None:
+    """torchtitan's 5,762 tokens/s an H100 (989 TFLOP/s) is its printed 33 % in the full-square convention, sequence 8192."""
+    full = count_flops(LLAMA_8B, 8192, convention="full")
+    assert full.training / 1e9 == pytest.approx(57.91, abs=0.01)
+    assert 5762 * full.training / 989e12 == pytest.approx(0.337, abs=0.001)
+    assert 5762 * count_flops(LLAMA_8B, 8192).training / 989e12 == pytest.approx(0.300, abs=0.001)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_parameters_equal_the_model(name: str) -> None:
+    spec = SPECS[name]
+    model = Transformer(spec, device="meta")
+    counted = count_parameters(spec)
+    assert counted.total == sum(parameter.numel() for parameter in model.parameters())
+    assert counted.embedding == model.embed.weight.numel()
+    assert sum(part.parameters for part in breakdown(spec)) == counted.total
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_forward_and_backward_equal_counted_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The math kernel of attention computes every pair of a row, so the count is the full-square one.
+
+    The CPU's own operators are opaque to the counter: the products are left to torch, attention to its math kernel.
+    """
+
+    def every_pair(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, scale: float) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        return out.transpose(1, 2)
+
+    monkeypatch.setattr("surefoot.models.attention.causal_attention", every_pair)
+    monkeypatch.setattr("surefoot.models.products.onednn_is_faster", lambda: False)
+    spec, tokens, batch = SPECS[name], 16, 2
+    model = Transformer(spec, dtype=torch.float32)
+    initialise(model, 0)
+    ids = torch.randint(spec.vocab_size, (batch, tokens), generator=torch.Generator().manual_seed(0))
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        model(ids).square().mean().backward()
+    counted = counter.get_total_flops() / (batch * tokens)
+    expected = count_flops(spec, tokens, convention="full").training
+    if spec.conv is not None:  # taps are elementwise operations, which the counter does not see
+        expected -= 3 * 2 * 2 * spec.dim * spec.conv.width
+    if spec.moe is not None:  # weighing the experts' outputs is written as a contraction, forward and for the weights' gradient
+        expected += 2 * 2 * 2 * spec.moe.top_k * spec.dim
+    assert counted == expected
+
+
+@pytest.mark.parametrize("name", ["gqa", "sliding", "mla", "moe", "conv"])
+def test_decoding_equals_counted_operations(name: str) -> None:
+    spec, context = SPECS[name], 9
+    model = Transformer(spec, dtype=torch.float32)
+    initialise(model, 0)
+    cache = model.new_cache(1, 16)
+    with torch.no_grad():
+        model(torch.zeros(1, context - 1, dtype=torch.int64), cache=cache)
+        counter = FlopCounterMode(display=False)
+        with sdpa_kernel(SDPBackend.MATH), counter:
+            model(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
+    expected = decode_flops(spec, context)
+    if spec.conv is not None:
+        expected -= 2 * 2 * spec.dim * spec.conv.width
+    if name == "sliding":  # the mask hides keys beyond the window, the math kernel multiplies them all the same
+        assert spec.attention is not None and spec.attention.window is not None
+        expected += 2 * 4 * 4 * 8 * (context - spec.attention.window)
+    if spec.moe is not None:
+        expected += 2 * 2 * spec.moe.top_k * spec.dim
+    assert counter.get_total_flops() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), window=st.one_of(st.none(), st.integers(1, 50)))
+def test_pairs_equal_a_mask(lengths: list[int], window: int | None) -> None:
+    seen = 0
+    for length in lengths:
+        query, key = torch.arange(length)[:, None], torch.arange(length)[None]
+        seen += int(((key <= query) & (query - key < (window or length))).sum())
+    assert seen == sum(visible_pairs(length, window) for length in lengths)
+
+
+def test_documents_never_cost_more_than_one_document() -> None:
+    spec = SPECS["sliding"]
+    packed, single = count_flops(spec, 16, documents=(3, 9, 4)), count_flops(spec, 16)
+    assert packed.weights == single.weights
+    assert packed.attention < single.attention < count_flops(spec, 16, convention="full").attention
+    assert count_flops(spec, 16, documents=(16,)).attention == single.attention
+
+
+def test_recomputation_adds_one_forward_without_the_head() -> None:
+    counted = count_flops(SPECS["gqa"], 16)
+    assert counted.training_recomputed - counted.training == counted.forward - 2 * 96 * 32
+
+
+def test_impossible_document_lengths_are_refused() -> None:
+    with pytest.raises(ConfigError, match="sum to 12, the row has 16"):
+        count_flops(SPECS["gqa"], 16, documents=(3, 9))
+    with pytest.raises(ConfigError, match="full convention"):
+        count_flops(SPECS["gqa"], 16, convention="full", documents=(16,))
