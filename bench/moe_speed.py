@@ -21,7 +21,7 @@ def contenders(name: str, model: Path, precision: str, *, quick: bool) -> list[t
     """Return (label, options) of ours and of every form of the peer."""
     common = ["--model", str(model), "--precision", precision]
     compiled = [False] if quick else [False, True]
-    experts = ["eager", "grouped_mm", "batched_mm"] if name == "moe" else [None]
+    experts = ["eager", "grouped_mm"] if name == "moe" else [None]
     found = []
     for use in compiled:
         flag, mark = (["--compile"], " compiled") if use else ([], "")

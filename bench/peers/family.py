@@ -37,24 +37,32 @@ def load(args: argparse.Namespace, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **extra)
 
 
+def own_trainer(args: argparse.Namespace) -> tuple[Any, Callable[[int], Tensor]]:
+    """Return Surefoot's model and its training step, balancing losses off as in the peer."""
+    from bench.peers.session import config_of, make_step
+    from surefoot.models.hf import read_config
+
+    spec = read_config(args.model)[1]
+    if spec.moe is not None:
+        spec = spec.model_copy(update={"moe": spec.moe.model_copy(update={"balance": "none"})})
+    config = config_of(spec, args.precision, families.BATCH, families.SEQUENCE, compiled=args.compile, source=args.model)
+    session, train = make_step(config)
+    return session.model, lambda index: train(*families.batch(index))
+
+
 def trainer(model: Any, args: argparse.Namespace) -> Callable[[int], Tensor]:
-    """Return the training step: cross-entropy over all tokens, backward, clip, AdamW."""
+    """Return the peer's training step: cross-entropy over all tokens, backward, clip, AdamW."""
     model.train()
     optimizer = llama.fused_adamw(list(model.named_parameters()))
-    parts = model.layers if args.side == "surefoot" else model.model.layers
     if args.compile:
-        for layer in parts:
+        for layer in model.model.layers:
             layer.compile()
 
     def step(index: int) -> Tensor:
         tokens, labels = families.batch(index)
         with torch.autocast("cpu", torch.bfloat16) if args.precision == "autocast" else contextlib.nullcontext():
-            if args.side == "surefoot":
-                result = model(tokens, labels=labels, normaliser=labels.numel())
-                total, loss = result.total, result.cross_entropy
-            else:
-                total = loss = model(input_ids=tokens, labels=labels, shift_labels=labels, use_cache=False).loss
-        total.backward()
+            loss = model(input_ids=tokens, labels=labels, shift_labels=labels, use_cache=False).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), llama.CLIP)
         optimizer.step()
         optimizer.zero_grad()
@@ -94,19 +102,23 @@ def serve_generation(channel: protocol.Channel, model: Any, args: argparse.Names
 def main() -> None:
     args = protocol.parse(options)
     channel = protocol.open_channel(args.threads)
-    model = load(args, torch.bfloat16 if args.precision == "bfloat16" else torch.float32)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     version = "surefoot"
     if args.side == "transformers":
         import transformers
 
         version = f"transformers {transformers.__version__}"
     if args.task == "generate":
+        model = load(args, torch.bfloat16 if args.precision == "bfloat16" else torch.float32)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         serve_generation(channel, model, args, parameters=parameters, version=version)
         return
-    protocol.serve(
-        channel, trainer(model, args), tokens_per_step=families.BATCH * families.SEQUENCE, parameters=parameters, version=version
-    )
+    if args.side == "surefoot":
+        model, step = own_trainer(args)
+    else:
+        model = load(args, torch.bfloat16 if args.precision == "bfloat16" else torch.float32)
+        step = trainer(model, args)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    protocol.serve(channel, step, tokens_per_step=families.BATCH * families.SEQUENCE, parameters=parameters, version=version)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import Tensor
 
 from bench import llama, protocol
+from bench.peers.session import config_of, make_step
 from surefoot.models import ModelSpec, Transformer
 from surefoot.models.spec import AttentionSpec, FeedForwardSpec, NormSpec, RopeSpec
 
@@ -46,27 +45,17 @@ def main() -> None:
     args = protocol.parse()
     channel = protocol.open_channel(args.threads)
     shape = llama.SHAPES[args.size]
-    model = Transformer(spec_of(shape), dtype=torch.float32)
-    load(model, llama.weights(shape))
-    if args.precision == "bfloat16":
-        model.bfloat16()
-    optimizer = llama.fused_adamw(list(model.named_parameters()))
-    if args.compile:
-        for layer in model.layers:
-            layer.compile()
+    session, train = make_step(config_of(spec_of(shape), args.precision, shape.batch, shape.sequence, compiled=args.compile))
+    load(session.model, llama.weights(shape))
+    masters = session.state.optimizer.state.get("master", {})
+    for name, value in session.model.state_dict().items():
+        if name in masters:
+            masters[name].copy_(value)
 
     def step(index: int) -> Tensor:
-        tokens, labels = llama.batch(shape, index)
-        narrow = torch.autocast("cpu", torch.bfloat16) if args.precision == "autocast" else contextlib.nullcontext()
-        with narrow:
-            loss = model(tokens, labels=labels, normaliser=labels.numel())
-        loss.total.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), llama.CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.cross_entropy
+        return train(*llama.batch(shape, index))
 
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = sum(parameter.numel() for parameter in session.model.parameters())
     protocol.serve(channel, step, tokens_per_step=shape.tokens_per_step, parameters=parameters, version="surefoot")
 
 

@@ -197,6 +197,9 @@ class ModelSpec(Config):
         for kind in sorted(kinds):
             if getattr(self, needs[kind]) is None:
                 raise ConfigError(f"a layer is '{kind}' but there is no such table", where=needs[kind], remedy=f"add [model.{needs[kind]}]")
+        if self.rope.interleaved and kinds & {"attention", "sliding"}:
+            remedy = "set it to false and permute the rows of q and k; 'mla' layers take it"
+            raise ConfigError("grouped-query attention rotates halves", where="rope.interleaved", remedy=remedy)
         if "sliding" in kinds and self.attention is not None and self.attention.window is None:
             raise ConfigError("a layer is 'sliding' but no window is given", where="attention.window", remedy="set the window in tokens")
         return self

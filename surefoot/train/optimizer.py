@@ -91,11 +91,14 @@ class Optimizer:
         masters = self.masters(names)
         moments = [self.state["m"][name] for name in names], [self.state["v"][name] for name in names]
         steps = torch.tensor(float(self.steps - 1))
-        # The kernel divides gradients by this, which saves clipping a pass of its own over every gradient.
-        scale = None if clip == 1.0 else torch.tensor(1.0 / clip, dtype=masters[0].dtype)
+        # The kernel divides gradients by this, which saves clipping a pass of its own; it is a float32, so float64 goes without.
+        fused = masters[0].dtype == torch.float32 and clip != 1.0
+        scale = torch.tensor(1.0 / clip) if fused else None
         for chunk in self._chunks(names, masters):
             wanted = slice(chunk.start, chunk.stop)
             found = [self._gradient(gradients[name], master) for name, master in zip(names[wanted], masters[wanted], strict=True)]
+            if clip != 1.0 and not fused:
+                found = [gradient * clip for gradient in found]
             count = [steps.clone() for _ in found]
             torch._foreach_add_(count, 1.0)
             torch._fused_adamw_(

@@ -12,7 +12,8 @@ from typing import Any
 
 from surefoot.core.config import parse
 from surefoot.core.errors import ModelError, nearest
-from surefoot.models.hf import configs, configs_sparse, names
+from surefoot.models.hf import configs, names
+from surefoot.models.hf import configs_sparse as sparse
 from surefoot.models.hf.fields import Fields
 from surefoot.models.hf.meaning import TRAINING_ONLY, differences, meaning
 from surefoot.models.spec import ModelSpec
@@ -89,19 +90,17 @@ FAMILIES: dict[str, Family] = {
         Family("phi3", "Phi3ForCausalLM", configs.read_phi3, configs.write_phi3, names.phi3, {"rms_norm_eps": 1e-5}),
         Family("gemma2", "Gemma2ForCausalLM", configs.read_gemma2, configs.write_gemma2, names.gemma, configs.GEMMA2_DEFAULTS, True),
         Family("gemma3_text", "Gemma3ForCausalLM", configs.read_gemma3, configs.write_gemma3, names.gemma, configs.GEMMA3_DEFAULTS, True),
-        Family("qwen3_moe", "Qwen3MoeForCausalLM", configs_sparse.read_qwen3_moe, configs_sparse.write_qwen3_moe, names.qwen3_moe),
+        Family("qwen3_moe", "Qwen3MoeForCausalLM", sparse.read_qwen3_moe, sparse.write_qwen3_moe, names.qwen3_moe),
         Family(
             "mixtral",
             "MixtralForCausalLM",
-            configs_sparse.read_mixtral,
-            configs_sparse.write_mixtral,
+            sparse.read_mixtral,
+            sparse.write_mixtral,
             names.mixtral,
             {"rms_norm_eps": 1e-5},
         ),
-        Family(
-            "deepseek_v3", "DeepseekV3ForCausalLM", configs_sparse.read_deepseek_v3, configs_sparse.write_deepseek_v3, names.deepseek_v3
-        ),
-        Family("lfm2", "Lfm2ForCausalLM", configs_sparse.read_lfm2, configs_sparse.write_lfm2, names.lfm2, configs_sparse.LFM2_DEFAULTS),
+        Family("deepseek_v3", "DeepseekV3ForCausalLM", sparse.read_deepseek_v3, sparse.write_deepseek_v3, names.deepseek_v3),
+        Family("lfm2", "Lfm2ForCausalLM", sparse.read_lfm2, sparse.write_lfm2, names.lfm2, sparse.LFM2_DEFAULTS),
     )
 }
 

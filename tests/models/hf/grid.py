@@ -92,7 +92,8 @@ GRID: tuple[Case, ...] = (
     Case("llama", "llama3-long", _rope(LLAMA3), offset=3000),
     Case("llama", "yarn-long", _rope(YARN), offset=300),
     Case("llama", "yarn-factor", _rope(YARN | {"attention_factor": 1.3, "beta_fast": 20.0, "beta_slow": 2.0}), offset=40),
-    Case("llama", "yarn-mscale", _rope(YARN | MSCALE | {"truncate": False}), "packed"),
+    # Long enough an original length that the ramp's ends fall between channels, so that truncating them matters.
+    Case("llama", "yarn-mscale", _rope(YARN | MSCALE | {"truncate": False, "original_max_position_embeddings": 2048}), "packed"),
     *_batches("mistral", "window", {}),
     Case("mistral", "full-odd", ODD | {"sliding_window": None}),
     Case("mistral", "window-odd-yarn", ODD | _rope(YARN), "packed", 0),
@@ -128,4 +129,13 @@ GRID: tuple[Case, ...] = (
     Case("lfm2", "bias-untied", {"conv_bias": True, "tie_word_embeddings": False, "conv_L_cache": 4}),
     Case("lfm2", "adjusted-width-odd", {"block_auto_adjust_ff_dim": True, "block_multiple_of": 6, "intermediate_size": 41}, "packed"),
     Case("lfm2", "kv1-yarn", {"num_key_value_heads": 1} | _rope(YARN), offset=100),
+)
+
+# Tied, a random Gemma says its last token again for ever, and agreement would mean little.
+GENERATED: tuple[Case, ...] = (
+    *(Case(family, "untied", {"tie_word_embeddings": False}) for family in BASES),
+    Case("llama", "dynamic", _rope(DYNAMIC, max_position_embeddings=32)),
+    Case("llama", "yarn-bias-kv1", _rope(YARN, num_key_value_heads=1, attention_bias=True, mlp_bias=True)),
+    Case("deepseek_v3", "no-q-rank-yarn", _rope(YARN | MSCALE, q_lora_rank=None)),
+    Case("mistral", "odd", ODD),
 )

@@ -142,6 +142,14 @@ def test_tokenizer_generation_and_chat_template_travel(tmp_path: Path) -> None:
     assert model.generation_config.eos_token_id == [2, 5] and model.config.bos_token_id == 1
 
 
+def test_token_ids_that_only_the_config_has_are_kept(tmp_path: Path) -> None:
+    export_model(SPEC, small(), tmp_path / "a")
+    edit_config(tmp_path / "a", eos_token_id=7)
+    import_directory(tmp_path / "a", tmp_path / "b")
+    export_directory(tmp_path / "b", tmp_path / "c")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "c").generation_config.eos_token_id == 7
+
+
 def test_no_token_stops_a_model_that_names_none(tmp_path: Path) -> None:
     """A key left out would become the family's default (Llama: token 2 ends a text)."""
     export_model(SPEC, small(), tmp_path / "a")

@@ -8,17 +8,9 @@ from pathlib import Path
 import judge
 import pytest
 import torch
-from grid import COMMON, DYNAMIC, GRID, ODD, YARN, Case
+from grid import COMMON, GENERATED, GRID, Case
 
 from surefoot.models.hf import FAMILIES, import_model
-
-GENERATED = (
-    *(Case(family, "base") for family in FAMILIES),
-    Case("llama", "dynamic", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
-    Case("llama", "yarn-odd", {"rope_parameters": YARN, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
-    Case("deepseek_v3", "no-q-rank", {"q_lora_rank": None, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.1}}),
-    Case("mistral", "odd", ODD),
-)
 
 
 @pytest.mark.parametrize("case", GRID, ids=lambda case: case.id)
@@ -43,6 +35,7 @@ def test_generates_the_same_64_tokens(case: Case, tmp_path: Path) -> None:
     theirs, mine = judge.generations(case, tmp_path)
     assert [len(row) for row in mine] == [64, 64]
     assert mine == theirs
+    assert all(len(set(row)) > 5 for row in mine)  # a model that repeats one token would agree by accident
 
 
 def test_judge_is_sensitive(tmp_path: Path) -> None:

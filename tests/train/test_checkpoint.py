@@ -1,0 +1,158 @@
+"""Checkpoints under damage and sudden death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from surefoot.core.config import dumps
+from surefoot.core.errors import CheckpointError, EngineError
+from surefoot.core.rundir import Run
+from surefoot.train import checkpoint, fit, load_model
+from surefoot.train.checkpoint import list_steps, newest_whole, read_manifest, step_path, verify
+from tests.train.conftest import Configure
+
+SCRIPT = """
+import sys
+from surefoot.core.config import load
+from surefoot.core.rundir import Run
+from surefoot.train import TrainConfig, fit
+config = load(TrainConfig, sys.argv[1])
+resume = sys.argv[2] == "resume"
+with Run.open(config.run) if resume else Run.create(config.run, config) as run:
+    print("ready", flush=True)
+    fit(config, run, resume=resume)
+"""
+
+
+def train(config, *, resume: bool = False) -> None:  # type: ignore[no-untyped-def]
+    with Run.open(config.run) if resume else Run.create(config.run, config) as run:
+        fit(config, run, resume=resume)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
+def test_damage_is_refused_and_the_one_before_is_named(configure: Configure, damage: str) -> None:
+    config = configure(train={"steps": 4}, checkpoint={"every": 2, "keep_last": 2})
+    train(config)
+    folder = Path(config.run) / "checkpoints"
+    newest = step_path(folder, 4)
+    file = max((path for path in newest.iterdir() if path.suffix == ".distcp"), key=lambda path: path.stat().st_size)
+    if damage == "flip":
+        flip(file)
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "remove":
+        file.unlink()
+    else:
+        (newest / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError) as caught:
+        verify(newest)
+    assert "step-00000002" in caught.value.remedy
+    assert newest_whole(folder) == step_path(folder, 2)
+    train(configure(train={"steps": 4}, checkpoint={"every": 2}), resume=True)  # takes up step 2 and goes on
+    assert verify(step_path(folder, 4)).step == 4
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(train={"steps": 2}, checkpoint={"every": 2})
+    train(config)
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda path: 10)
+    with pytest.raises(EngineError, match="free"):
+        train(configure(train={"steps": 4}), resume=True)
+    folder = Path(config.run) / "checkpoints"
+    assert list_steps(folder) == [2]
+    assert verify(step_path(folder, 2)).step == 2
+
+
+def test_the_manifest_speaks_canonical_names(configure: Configure) -> None:
+    config = configure(train={"ema_decay": 0.9})
+    train(config)
+    manifest = read_manifest(step_path(Path(config.run) / "checkpoints", 4))
+    assert manifest.tensors["model.layers.0.mixer.qkv.weight"] == ["float64", [32, 16]]
+    for name in ("optimizer.m.embed.weight", "optimizer.v.norm.weight", "ema.layers.1.ffn.down.weight", "rng.torch"):
+        assert name in manifest.tensors
+    assert manifest.position == 4 * 8
+    assert all(len(digest) == 32 for _, digest in manifest.files.values())
+
+
+def test_another_model_is_refused_by_tensor(configure: Configure) -> None:
+    from tests.train.conftest import MODEL
+
+    config = configure(train={"steps": 2})
+    train(config)
+    other = configure(train={"steps": 4}, model=MODEL | {"ffn": {"hidden": 32}})
+    with pytest.raises(CheckpointError, match="gate_up"):
+        train(other, resume=True)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_resumes_bit_identical(configure: Configure, tmp_path: Path) -> None:
+    """SIGKILL, wherever it falls (also inside a save): the run goes on and ends with the same bits."""
+    import random
+
+    tables = {"train": {"steps": 40, "precision": "float32"}, "checkpoint": {"every": 1, "keep_last": 2}}
+    straight = configure("straight", **tables)
+    train(straight)
+    expected = load_model(straight.run)[1].state_dict()
+    chance = random.Random(int(os.environ.get("SUREFOOT_SEED", "0")))
+    for attempt in range(3):
+        config = configure(f"killed{attempt}", **tables)
+        file = tmp_path / f"killed{attempt}.toml"
+        file.write_text(dumps(config))
+        for kill in range(6):
+            # Before the first checkpoint there is nothing to resume: such a run is started anew.
+            started = (Path(config.run) / "checkpoints").is_dir() and newest_whole(Path(config.run) / "checkpoints") is not None
+            if not started and Path(config.run).exists():
+                import shutil
+
+                shutil.rmtree(config.run)
+            child = subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, str(file), "resume" if started else "new"], stdout=subprocess.PIPE, text=True
+            )
+            assert child.stdout is not None
+            child.stdout.readline()
+            if kill < 5:
+                time.sleep(chance.uniform(0.3, 2.0))
+                child.send_signal(signal.SIGKILL)
+            assert child.wait(timeout=120) in (0, -signal.SIGKILL)
+            child.stdout.close()
+            if child.returncode == 0:
+                break
+        found = load_model(config.run)[1].state_dict()
+        assert newest_whole(Path(config.run) / "checkpoints") == step_path(Path(config.run) / "checkpoints", 40)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_an_interrupt_saves_and_the_continuation_is_the_same(configure: Configure, tmp_path: Path) -> None:
+    tables = {"train": {"steps": 200, "precision": "float32"}}
+    straight = configure("straight", **tables)
+    train(straight)
+    config = configure("interrupted", **tables)
+    file = tmp_path / "interrupted.toml"
+    file.write_text(dumps(config))
+    child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(file), "new"], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL)
+    assert child.stdout is not None
+    child.stdout.readline()
+    time.sleep(1.5)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=60) == 0
+    child.stdout.close()
+    steps = list_steps(Path(config.run) / "checkpoints")
+    assert len(steps) == 1
+    train(config, resume=True)
+    expected, found = load_model(straight.run)[1].state_dict(), load_model(config.run)[1].state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
