@@ -17,6 +17,7 @@ from surefoot.core import terminal
 @click.option("--sequence-length", type=click.IntRange(min=2), help="Tokens a row.  [default: the model's longest, at most 512]")
 @click.option("--rows", type=click.IntRange(min=1), help="Read at most this many rows.  [default: all]")
 @click.option("--max-bits-per-byte", type=float, help="End with exit code 1 when the model is worse than this.")
+@click.option("--by-position", "factor", type=click.FloatRange(min=1.0), help="Show perplexity by position up to this times the trained length.")
 @common
 def eval_command(
     model: Path,
@@ -25,6 +26,7 @@ def eval_command(
     sequence_length: int | None,
     rows: int | None,
     max_bits_per_byte: float | None,
+    factor: float | None,
     as_json: bool,
 ) -> int:
     """Measure loss, perplexity and bits per byte of MODEL: a run, a checkpoint, a model directory or a transformers directory."""
@@ -34,6 +36,10 @@ def eval_command(
     from surefoot.train.evaluate import evaluate
 
     opened = open_model(model)
+    if factor is not None:
+        from surefoot.cli.positions import by_position
+
+        return by_position(model, opened, data, factor, rows or 64, split, as_json)
     dataset = opened.dataset(data)
     length = sequence_length or min(opened.spec.max_positions, 512)
     loader = dataset.loader(split, length, seed=None)

@@ -114,9 +114,9 @@ class ChatTemplate:
 
     def _marked(self, messages: Sequence[Message]) -> list[Segment]:
         pieces: list[Segment] = []
-        for number, piece in enumerate(self._render(messages).split(_OPEN)):
+        for piece in self._render(messages).split(_OPEN):
             inside, sign, after = piece.partition(_CLOSE)
-            pieces += [Segment(inside, number > 0), Segment(after, False)] if sign else [Segment(piece, False)]
+            pieces += [Segment(inside, True), Segment(after, False)] if sign else [Segment(piece, False)]
         return [piece for piece in pieces if piece.text]
 
     def _by_prefix(self, messages: Sequence[Message]) -> list[Segment]:

@@ -116,3 +116,4 @@ def test_best_fit_takes_every_item_once_into_few_bins(sizes: list[int]) -> None:
 def test_best_fit_finds_a_perfect_packing() -> None:
     bins = best_fit(np.array([6, 4, 7, 3, 5, 5, 10]), 10)
     assert len(bins) == 4
+    assert len(best_fit(np.array([9, 1, 9, 1]), 10)) == 2

@@ -225,6 +225,7 @@ def test_a_preparation_under_way_is_not_taken_for_a_dead_one(text_config: Prepar
     def second(progress: Progress) -> None:
         if progress.phase == "tokens" and progress.done == progress.total and not (tmp_path / "out").exists():
             prepare_function(text_config, tmp_path / "out").verify()
+            assert [name.startswith(".out.preparing-") for name in leftovers(tmp_path)] == [True, False]
 
     with pytest.raises(EngineError, match="out"):
         prepare(text_config, tmp_path / "out", second)  # loses the race, and leaves the winner's dataset alone
@@ -322,6 +323,22 @@ def test_a_conversation_the_template_refuses_is_named(tmp_path: Path) -> None:
     file.write_text("\n".join(json.dumps(each) for each in (good, bad)))
     with pytest.raises(DataError, match=r"chats.jsonl:2: message 0 holds the control token"):
         prepare(PrepareConfig(inputs=(str(file),), task="chat"), tmp_path / "out")
+
+
+def test_a_conversation_that_begins_with_the_answer_trains_all_but_its_first_token(tmp_path: Path) -> None:
+    file, template = tmp_path / "chats.jsonl", tmp_path / "template.jinja"
+    file.write_text(json.dumps({"messages": [{"role": "assistant", "content": "hello"}]}))
+    template.write_text("{% generation %}{{ messages[0].content }}<|im_end|>{% endgeneration %}")
+    config = PrepareConfig(
+        inputs=(str(file),),
+        task="chat",
+        chat_template=str(template),
+        tokenizer=TokenizerConfig(vocab_size=261),
+        validation_fraction=0,
+    )
+    dataset = prepare(config, tmp_path / "out")
+    batch = dataset.loader(sequence_length=8).batch(0, 1)
+    assert (dataset.split("train").trained, dataset.split("train").text_bytes) == (batch.trained, batch.bytes) == (5, 4)
 
 
 def test_importing_the_front_door_does_not_import_torch() -> None:
