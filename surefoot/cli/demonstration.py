@@ -87,8 +87,9 @@ def demonstrate(data: Path | None, out: Path, *, minutes: float, overwrite: bool
     Raises `RunError` when `out` is occupied, `DataError` when there is no text.
     """
     start = time.monotonic()
+    text_files = find_text(data)
     _make_room(out, overwrite)
-    dataset = prepare_text(data, out / "data", minutes, quiet=quiet)
+    dataset = prepare_text(*text_files, out / "data", minutes, quiet=quiet)
     run = train_for(minutes, dataset, out, quiet=quiet)
     from surefoot.cli.opening import open_model
     from surefoot.cli.report import validation_samples
@@ -133,13 +134,12 @@ def find_text(data: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (f"{library}/**/*.py",), ("*/site-packages/*", "*/dist-packages/*")
 
 
-def prepare_text(data: Path | None, out: Path, minutes: float, *, quiet: bool) -> Dataset:
+def prepare_text(inputs: Sequence[str], exclude: Sequence[str], out: Path, minutes: float, *, quiet: bool) -> Dataset:
     """Train a tokenizer on the text and write the dataset; a short demo reads less text for its tokenizer."""
     from surefoot.cli.data import prepare_with_progress
     from surefoot.core.config import parse
     from surefoot.data import PrepareConfig
 
-    inputs, exclude = find_text(data)
     table = {
         "inputs": inputs,
         "exclude": exclude,
@@ -264,10 +264,12 @@ def same_in_transformers(exported: Path, run: Path, dataset: Dataset) -> bool | 
         return None
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
     from surefoot.cli.opening import open_model, prompt_tokens
     from surefoot.models import generate
 
+    disable_progress_bar()
     ours = open_model(run).model.double()
     theirs = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float64, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(exported, local_files_only=True)

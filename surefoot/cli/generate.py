@@ -39,9 +39,9 @@ def generate_command(
     from surefoot.models import Sampling, generate
 
     sampling = parse(Sampling, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}, where="command line")
-    text = prompt if prompt is not None else ("" if sys.stdin.isatty() else sys.stdin.read())
     opened = open_model(model)
     vocabulary = opened.vocabulary(tokenizer)
+    text = prompt if prompt is not None else ("" if sys.stdin.isatty() else sys.stdin.read())
     start = time.perf_counter()
     (new,) = generate(opened.model, prompt_tokens(vocabulary, [text]), tokens, sampling=sampling, stop=[vocabulary.special.end])
     seconds = time.perf_counter() - start

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 PLAIN_INTERVAL_S = 10.0
+FIRST_ESTIMATE = 0.01  # share done before a time left is worth telling
 _NUMBER = re.compile(r"-|[-+]?[\d.,]+(e[-+]?\d+)?( ?[%xkMGT])?")
 
 
@@ -94,7 +95,8 @@ class _Lines:
             return
         self.last = now
         elapsed = now - self.start
-        left = f"left {duration(elapsed * (self.total - done) / done)}" if 0 < done < self.total else f"took {duration(elapsed)}"
+        left = f"left {duration(elapsed * (self.total - done) / done)}" if done >= FIRST_ESTIMATE * self.total else ""
+        left = f"took {duration(elapsed)}" if done >= self.total else left
         shown = "  ".join(f"{name} {value}" for name, value in fields.items())
         note(f"{self.title}: {100 * done / max(self.total, 1e-9):.0f} %  {shown}  {left}")
 

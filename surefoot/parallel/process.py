@@ -112,7 +112,7 @@ def launch(count: int, arguments: Sequence[str], *, threads: int | None = None) 
 def _wait(children: list[subprocess.Popen[bytes]], grace_s: float = 10.0) -> int:
     failed_at: float | None = None
     code = 0
-    while any(child.poll() is None for child in children):
+    while None in [child.poll() for child in children]:  # every one is asked: a dead one behind a live one counts
         if failed_at is None:
             bad = next((child.returncode for child in children if child.returncode not in (None, 0)), None)
             if bad is not None:
