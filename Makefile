@@ -20,8 +20,9 @@ help:
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python of 3.11 or newer with venv was found; install one, or give PYTHON=path (Debian: apt install python3-venv)" >&2; exit 2; }
+	@echo "setting up $(VENV) with $$($(PYTHON) --version): a few minutes, once"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 setup: $(BIN)/.installed

@@ -1,6 +1,6 @@
 """Share of step time spent waiting for data, from the event log of a real run: 2M parameters, the hard case, and 10M.
 
-    python -m bench.data_share
+python -m bench.data_share
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ from bench.runs import prepare, train
 
 
 def main() -> None:
-    args = arguments(
-        "scaling over local processes", dtype={"choices": ["float32", "bfloat16", "bfloat16_autocast"], "default": "float32"}
-    )
+    args = arguments("scaling over local processes", dtype={"choices": ["float32", "bfloat16", "bfloat16_autocast"], "default": "float32"})
     scratch = Path(tempfile.mkdtemp(prefix="bench-"))
     data = prepare(scratch)
     steps, turns = (6, 1) if args.quick else (12, 2)

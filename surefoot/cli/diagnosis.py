@@ -98,11 +98,12 @@ def _gloo() -> Check:
     """Two processes are what `--nproc` needs; one group of one shows that the transport itself starts."""
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
 
     if not dist.is_available() or not dist.is_gloo_available():
         return Check("gloo", False, "this torch has no gloo: training with --nproc will not work")
     try:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         dist.all_reduce(torch.ones(1))
         dist.destroy_process_group()
     except RuntimeError as error:

@@ -17,7 +17,9 @@ from surefoot.core import terminal
 @click.option("--sequence-length", type=click.IntRange(min=2), help="Tokens a row.  [default: the model's longest, at most 512]")
 @click.option("--rows", type=click.IntRange(min=1), help="Read at most this many rows.  [default: all]")
 @click.option("--max-bits-per-byte", type=float, help="End with exit code 1 when the model is worse than this.")
-@click.option("--by-position", "factor", type=click.FloatRange(min=1.0), help="Show perplexity by position up to this times the trained length.")
+@click.option(
+    "--by-position", "factor", type=click.FloatRange(min=1.0), help="Show perplexity by position up to this times the trained length."
+)
 @common
 def eval_command(
     model: Path,

@@ -29,7 +29,12 @@ class TrainingProgress:
 
 def shown(event: Event) -> dict[str, str]:
     """Return what stands beside the bar for a `step` event."""
-    forms = {"loss": ("loss", "{:.3f}"), "bits_per_byte": ("bits/byte", "{:.3f}"), "tokens_per_s": ("tokens/s", "{:,.0f}"), "mfu": ("peak", "{:.0%}")}
+    forms = {
+        "loss": ("loss", "{:.3f}"),
+        "bits_per_byte": ("bits/byte", "{:.3f}"),
+        "tokens_per_s": ("tokens/s", "{:,.0f}"),
+        "mfu": ("peak", "{:.0%}"),
+    }
     beside = {"step": str(event.fields["step"])}
     for name, (label, form) in forms.items():
         value = event.fields.get(name)

@@ -23,7 +23,9 @@ def _run(path: Path) -> Path:
     with Run.create(path, Settings()) as run:
         run.log.append("start", step=0)
         for step in range(1, 6):
-            run.log.append("step", step=step, loss=5.0 / step, bits_per_byte=2.0 / step, lr=1e-3, grad_norm=1.0, tokens=100, tokens_per_s=50.0, mfu=0.4)
+            run.log.append(
+                "step", step=step, loss=5.0 / step, bits_per_byte=2.0 / step, lr=1e-3, grad_norm=1.0, tokens=100, tokens_per_s=50.0, mfu=0.4
+            )
         run.log.append("eval", step=5, loss=1.1, bits_per_byte=0.5)
         run.log.append("checkpoint", step=5, path="checkpoints/step-00000005", stall_s=0.01, seconds=0.2)
         run.log.append("finish", step=5)
