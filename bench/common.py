@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,8 +144,8 @@ def machine() -> dict[str, Any]:
 
 
 def write(name: str, figures: Sequence[Figure], *, quick: bool, extra: dict[str, Any] | None = None) -> Path:
-    """Write `bench/results/<name>.json`; a quick run writes `<name>.quick.json` into the folder `quick`, which is no evidence."""
-    folder = RESULTS / "quick" if quick else RESULTS
+    """Write `bench/results/<name>.json`; a quick run, which is no evidence, writes to the system's temporary folder."""
+    folder = Path(tempfile.gettempdir()) / "surefoot-bench" if quick else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     rows = [

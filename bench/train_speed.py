@@ -126,8 +126,8 @@ def main() -> None:
     for variant, worker in alone.items():
         if variant.peer != "surefoot" and (variant.peer not in best or worker.rate > alone[best[variant.peer]].rate):
             best[variant.peer] = variant
-    # Memory holds few models at once: the two best peers come into the final rounds, the others lost by themselves.
-    finalists = [ours, *sorted(best.values(), key=lambda v: -alone[v].rate)[: 1 if args.quick else 2]]
+    # Memory holds few large models at once: then only the two best peers come into the final rounds.
+    finalists = [ours, *sorted(best.values(), key=lambda v: -alone[v].rate)[: 1 if args.quick else 2 if args.size == "100m" else 4]]
     workers = [variant.start(args.size, args.threads, scratch) for variant in finalists]
     dtype = torch.float32 if args.dtype == "fp32" else torch.bfloat16
     peaks: list[float] = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NOT_PROSE = tuple(f"*/{name}/*" for name in ("site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"))
 """Of the library: what is not its own, and tests and tables, which repeat themselves so much that any compressor does well."""
-VOCABULARY, SEQUENCE, BATCH = 4096, 512, 8
+VOCABULARY, SEQUENCE, BATCH = 4096, 512, 4
 WARMUP_STEPS = 16
 BFLOAT16_GAIN = 3.0  # of the measured matmul peak, from which on bfloat16 training is faster
 PROBE_SHARE = 0.35  # of the time: trained at a constant rate before the number of steps is settled
@@ -177,7 +177,7 @@ def demo_config(dataset: Dataset, run: Path, *, steps: int, schedule: dict[str, 
         },
         "data": {"path": str(dataset.path), "sequence_length": SEQUENCE},
         "train": {"steps": steps, "batch_size": BATCH, "precision": fastest_precision(), "eval_rows": 32},
-        "optimizer": {"kind": "muon", "lr": 3e-3, "weight_decay": 0.05},
+        "optimizer": {"kind": "muon", "lr": 4e-3, "weight_decay": 0.05},
         "schedule": {"warmup_steps": WARMUP_STEPS - 1, **schedule},
     }
     return parse(TrainConfig, table)

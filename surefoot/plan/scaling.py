@@ -116,7 +116,7 @@ def fit(observations: Sequence[Observation]) -> ScalingLaw:
         predicted = torch.logsumexp(torch.stack([a - alpha * n, b - beta * d, e.expand_as(n)]), dim=0)
         return torch.nn.functional.huber_loss(predicted, y, reduction="sum", delta=HUBER_DELTA)
 
-    grid = itertools.product((2.0, 8.0), (2.0, 8.0), (-0.5, 0.7), (0.3, 0.6), (0.3, 0.6))
+    grid = itertools.product((2.0, 8.0), (2.0, 8.0), (0.3,), (0.3, 0.6), (0.3, 0.6))
     found = [_minimise(objective, torch.tensor(start, dtype=torch.float64)) for start in grid]
     a, b, e, alpha, beta = min(found, key=lambda theta: objective(theta).item()).tolist()
     return ScalingLaw(math.exp(e), math.exp(a), math.exp(b), alpha, beta, f"a fit to {len(observations)} runs")

@@ -13,7 +13,14 @@ from surefoot.core.config import parse
 from surefoot.data import PrepareConfig, TokenizerConfig, prepare
 from surefoot.train import TrainConfig
 
-MODEL = {"vocab_size": 300, "dim": 16, "layers": 2, "max_positions": 64, "attention": {"heads": 2, "kv_heads": 1, "head_dim": 8}, "ffn": {"hidden": 24}}
+MODEL = {
+    "vocab_size": 300,
+    "dim": 16,
+    "layers": 2,
+    "max_positions": 64,
+    "attention": {"heads": 2, "kv_heads": 1, "head_dim": 8},
+    "ffn": {"hidden": 24},
+}
 MOE = MODEL | {
     "ffn_pattern": ["dense", "moe"],
     "moe": {"experts": 4, "top_k": 2, "hidden": 12, "balance": "bias", "router": "sigmoid", "bias_rate": 0.01},

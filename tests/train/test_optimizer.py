@@ -58,7 +58,9 @@ def test_norms_biases_and_embeddings_never_decay() -> None:
 
 def test_mup_divides_the_rate_of_hidden_matrices_by_the_width() -> None:
     spec = SPEC.model_copy(update={"init": InitSpec(scheme="mup", base_dim=4)})
-    found = {name: group.lr_multiplier for group in groups(declarations(Transformer(spec)), spec, OptimizerConfig()) for name in group.names}
+    found = {
+        name: group.lr_multiplier for group in groups(declarations(Transformer(spec)), spec, OptimizerConfig()) for name in group.names
+    }
     assert found["layers.0.mixer.qkv.weight"] == found["layers.1.ffn.down.weight"] == 0.25
     assert found["embed.weight"] == found["norm.weight"] == found["head.weight"] == 1.0
 
