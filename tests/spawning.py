@@ -51,6 +51,6 @@ def _child(rank: int, size: int, port: int, folder: Path, function: Callable[...
         processes = Processes.join()
         result = (True, function(processes, *arguments))
         processes.leave()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the parent raises it
         result = (False, traceback.format_exc())
     (folder / f"rank{rank}").write_bytes(pickle.dumps(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def by_position(path: Path, opened: Opened, data: Path | None, factor: float, ro
         terminal.note(f"reading {min(rows, loader.samples)} rows of {longest} tokens: {name}")
         found[name] = losses_by_position(model, loader, rows=min(rows, loader.samples), batch=2, edges=edges)
     table: list[tuple[Any, ...]] = [("positions", "tokens", *found)]
-    for index, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
+    for index, (low, high) in enumerate(itertools.pairwise(edges)):
         cells = [f"{losses[index].perplexity:.2f}" for losses in found.values()]
         table.append((f"{low}-{high - 1}", f"{next(iter(found.values()))[index].tokens:,}", *cells))
     numbers = {

@@ -21,6 +21,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, *, scale: float, w
     (and packed rows where a device has no kernel for them), and plain matrix products where scores are capped.
     """
     tokens, keys = q.shape[1], k.shape[1]
+    if torch.is_autocast_enabled(q.device.type):
+        # A norm with float32 weights widens q and k under autocast; the products are to run in v's narrow dtype.
+        q, k = q.to(v.dtype), k.to(v.dtype)
     if window is not None and window >= keys:
         window = None
     if softcap is not None:

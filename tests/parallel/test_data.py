@@ -32,6 +32,7 @@ def summed(processes: Processes, dtype: torch.dtype, micro_batches: int, bucket_
     model = model_of(dtype)
     check_replicas(model, processes.size)
     sync = GradientSync(list(model.parameters()), processes.size, micro_batches)
+    before: list[torch.Tensor] = []
     for step in range(2):  # the second step must not remember the first
         for micro in range(micro_batches):
             sync.start(micro)

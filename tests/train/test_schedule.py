@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -40,4 +41,4 @@ def test_bounded_ends_at_the_final_fraction_and_never_rises_after_warm_up(
     assert all(0 <= value <= 1 + 1e-12 for value in values)
     assert values[-1] == pytest.approx(final, abs=1e-12) or schedule.warmup_steps == steps
     after = values[schedule.warmup_steps :]
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(after, after[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(after))
