@@ -20,7 +20,7 @@ from surefoot.core.errors import SurefootError, nearest
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Train, judge and export a small model on text this machine has."),
     "doctor": ("doctor", "Check this machine and measure how fast it multiplies."),
-    "data": ("data", "Prepare text for training."),
+    "data": ("data", "Prepare text for training; look at a dataset."),
     "train": ("train", "Train a model as a TOML file says."),
     "resume": ("train", "Go on with a run from its last checkpoint."),
     "eval": ("evaluate", "Measure a model on validation text."),

@@ -1,4 +1,4 @@
-"""`surefoot data prepare`: text files to a dataset."""
+"""`surefoot data`: text files to a dataset, and a look at what it holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group("data")
 def data_command() -> None:
-    """Prepare text for training."""
+    """Prepare text for training, and look at what was prepared."""
 
 
 @data_command.command("prepare")
@@ -42,6 +42,30 @@ def prepare_command(inputs: tuple[str, ...], out: Path, config_path: Path | None
     dataset = prepare_with_progress(config, out, quiet=as_json)
     rows = dataset.describe()
     show(as_json, "Dataset", rows, {"path": str(out), **dict(rows)})
+
+
+@data_command.command("inspect")
+@click.argument("dataset", type=PATH)
+@click.option("--rows", default=0, show_default=True, type=click.IntRange(min=0), help="Rows to print, as training sees them.")
+@click.option("--split", default="train", show_default=True, help="Split that the rows are taken from.")
+@click.option("--sequence-length", default=128, show_default=True, type=click.IntRange(min=2), help="Tokens a row.")
+@click.option("--verify", is_flag=True, help="Read every file and compare its hash with the manifest's.")
+@common
+def inspect_command(dataset: Path, rows: int, split: str, sequence_length: int, verify: bool, as_json: bool) -> None:
+    """Tell what DATASET, a directory made by `data prepare`, holds."""
+    from surefoot.data import Dataset
+
+    opened = Dataset.open(dataset)
+    batch = opened.loader(split, sequence_length).batch(0, rows) if rows else None
+    texts = [opened.tokenizer.decode(row, skip_special_tokens=False) for row in batch.tokens.tolist()] if batch else []
+    if verify:
+        opened.verify()
+    table = [*opened.describe(), *([("hashes", "every file is what was prepared")] if verify else [])]
+    splits = {name: record.model_dump(exclude={"files"}) for name, record in opened.manifest.splits.items()}
+    data = {"path": str(dataset), "vocab_size": opened.vocab_size, "splits": splits, "verified": verify, "rows": texts}
+    show(as_json, "Dataset", table, data)
+    for text in () if as_json else texts:
+        print(f"\n{text}")
 
 
 def prepare_with_progress(config: PrepareConfig, out: Path, *, quiet: bool = False) -> Dataset:

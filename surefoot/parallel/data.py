@@ -67,6 +67,7 @@ class GradientSync:
     _buckets: list[_Bucket] = field(default_factory=list)
     _where: dict[nn.Parameter, tuple[_Bucket, Tensor]] = field(default_factory=dict)
     _last: bool = False
+    _next: int = 0
 
     def __post_init__(self) -> None:
         if self.sharded:
@@ -88,16 +89,15 @@ class GradientSync:
         """Announce micro-batch `micro_batch` (from 0) of a step; reductions begin with the last one."""
         self._last = micro_batch == self.micro_batches - 1
         if micro_batch == 0:
+            self._next = 0
             for bucket in self._buckets:
                 bucket.buffer.zero_()
                 bucket.pending, bucket.work = len(bucket.parameters), None
 
     def finish(self) -> list[Tensor | None]:
         """Return the reduced gradient of every parameter (this process's part), once the last backward pass is over."""
-        for bucket in self._buckets:
-            if self.replicas > 1 and bucket.work is None:
-                # A parameter without a gradient (an expert nobody chose) never arrived; its zeros are summed all the same.
-                bucket.work = dist.all_reduce(bucket.buffer, async_op=True)
+        # A parameter without a gradient never arrived; its zeros are summed all the same.
+        self._reduce_ready(everything=True)
         for bucket in self._buckets:
             if bucket.work is not None:
                 bucket.work.wait()
@@ -136,8 +136,14 @@ class GradientSync:
             parameter.grad = None
         if self._last:
             bucket.pending -= 1
-            if bucket.pending == 0 and self.replicas > 1:
-                bucket.work = dist.all_reduce(bucket.buffer, async_op=True)
+            self._reduce_ready()
+
+    def _reduce_ready(self, *, everything: bool = False) -> None:
+        """Start the reductions of finished buckets strictly in their order, the same on every rank."""
+        while self.replicas > 1 and self._next < len(self._buckets) and (everything or self._buckets[self._next].pending == 0):
+            bucket = self._buckets[self._next]
+            bucket.work = dist.all_reduce(bucket.buffer, async_op=True)
+            self._next += 1
 
 
 def check_replicas(model: nn.Module, size: int) -> None:

@@ -66,7 +66,12 @@ def step_path(folder: Path, step: int) -> Path:
 
 def list_steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint in `folder`, ascending; what was left aside by a kill does not count."""
-    return sorted(int(path.name[5:]) for path in folder.glob("step-" + "[0-9]" * 8) if (path / MANIFEST).is_file())
+    return [step for step in _steps(folder) if (step_path(folder, step) / MANIFEST).is_file()]
+
+
+def _steps(folder: Path) -> list[int]:
+    """Return the steps that have a directory in `folder`, whole or not, ascending."""
+    return sorted(int(path.name[5:]) for path in folder.glob("step-" + "[0-9]" * 8) if path.is_dir())
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -125,7 +130,7 @@ def load(path: Path, state: TrainState, processes: Processes) -> Manifest:
     tensors = state.tensors()
     _compare(path, manifest, tensors)
     _read(path, tensors, processes.size == 1)
-    state.loaded(tensors, manifest.step)
+    state.loaded(tensors, manifest.step, manifest.position)
     return manifest
 
 
@@ -200,6 +205,7 @@ class Saver:
     _captured: threading.Event = field(default_factory=threading.Event)
     _error: BaseException | None = None
     _group: dist.ProcessGroup | None = None
+    _saved: int = -1
 
     def __post_init__(self) -> None:
         if self.processes.size > 1:
@@ -209,16 +215,23 @@ class Saver:
             self.folder.mkdir(parents=True, exist_ok=True)
             for left in self.folder.glob(".step-*"):
                 shutil.rmtree(left, ignore_errors=True)
+            for step in _steps(self.folder):
+                if step > self.state.step:
+                    # Damaged, or of a future that this run does not continue: it must not count as the newest.
+                    self._remove(step)
 
-    def save(self, *, position: int, loss: float | None) -> float:
+    def save(self, *, loss: float | None) -> float:
         """Begin to save the present state; return the seconds this thread was held up (an earlier save still being written)."""
         start = time.perf_counter()
         self.finish()
+        if self.state.step == self._saved:
+            return time.perf_counter() - start
+        self._saved = self.state.step
         tensors = self.state.tensors()
         tensors["rng.torch"] = tensors["rng.torch"].clone()
         manifest = Manifest(
             step=self.state.step,
-            position=position,
+            position=self.state.position,
             loss=loss,
             tensors={name: (_dtype(tensor), list(tensor.shape)) for name, tensor in tensors.items()},
             files={},
@@ -298,7 +311,7 @@ class Saver:
         fsync_dir(aside)
         target = step_path(self.folder, manifest.step)
         if target.exists():
-            shutil.rmtree(target)
+            self._remove(manifest.step)
         aside.rename(target)
         fsync_dir(self.folder)
         self._retire()
@@ -306,10 +319,13 @@ class Saver:
     def _retire(self) -> None:
         losses = {step: read_manifest(step_path(self.folder, step)).loss for step in list_steps(self.folder)}
         for step in sorted(set(losses) - kept(losses, self.config)):
-            # Out of the way first: a kill during the removal must not leave half a checkpoint under its name.
-            doomed = self.folder / f".step-{step:08d}.removing"
-            step_path(self.folder, step).rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        # Out of the way first: a kill during the removal must not leave half a checkpoint under its name.
+        doomed = self.folder / f".step-{step:08d}.removing"
+        step_path(self.folder, step).rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _dtype(tensor: Tensor) -> str:

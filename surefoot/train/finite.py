@@ -11,14 +11,15 @@ from surefoot.data import Batch
 from surefoot.models import Loss, Transformer
 
 
-def culprit(model: Transformer, batch: Batch, gradients: Mapping[str, Tensor | None]) -> str:
+def culprit(model: Transformer, batches: list[Batch], gradients: Mapping[str, Tensor | None]) -> str:
     """Name the first tensor, in data-flow order, that is not finite: a weight, an activation, the loss, or a gradient."""
     for name, parameter in model.named_parameters():
         if not _finite(parameter):
             return f"weight {name}"
-    found = _activation(model, batch)
-    if found is not None:
-        return found
+    for batch in batches:
+        found = _activation(model, batch)
+        if found is not None:
+            return found
     # The backward pass runs against the order of the forward pass: the last parameter's gradient is the first computed.
     for name in reversed(list(gradients)):
         gradient = gradients[name]

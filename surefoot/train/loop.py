@@ -63,7 +63,7 @@ def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *
         config.checkpoint,
         processes,
         session.facts,
-        on_saved=lambda **fields: report("checkpoint", stall_s=clock.stall_s, **fields),
+        on_saved=lambda **fields: report("checkpoint", **fields),
     )
     clock = Clock(session.flops_per_token, session.peak_flops_per_s)
     evaluation: Evaluation | None = None
@@ -75,8 +75,8 @@ def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *
         try:
             while state.step < steps and not interrupt.asked_anywhere(processes):
                 clock.start()
-                position = state.step * config.train.batch_size
-                normaliser = train_set.trained(position, config.train.batch_size)  # of all processes: everyone can count it
+                # Of all processes: everyone can count it. A step in which masks leave nothing to train has a sum of zero.
+                normaliser = max(1, train_set.trained(state.position, config.train.batch_size))
                 micro_batches = [clock.waiting(batches) for _ in range(session.micro_batches)]
 
                 partial = accumulate(session, micro_batches, normaliser)
@@ -84,14 +84,15 @@ def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *
                 norm = float(global_norm(list(gradients.values()), session.shard_group))
                 loss, size = processes.sum(partial).tolist()
                 if not (math.isfinite(norm) and math.isfinite(loss)):
-                    _stop(session, micro_batches[0], gradients, report)
-                clock.stall_s = saver.captured()
+                    _stop(session, micro_batches, gradients, report)
+                clock.held(saver.captured())
                 lr = config.optimizer.lr * learning_rate_fraction(config.schedule, state.step, steps)
                 state.optimizer.step(gradients, lr=lr, clip=clip_factor(norm, config.optimizer.clip_norm))
                 session.sync.clear()
                 session.balance_experts(processes)
                 state.update_ema(config.train.ema_decay)
                 state.step += 1
+                state.position += config.train.batch_size
 
                 if state.step % config.train.log_every == 0 or state.step == steps:
                     bits = loss * normaliser / math.log(2.0) / max(size, 1.0)
@@ -102,19 +103,16 @@ def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *
                         bits_per_byte=bits,
                         grad_norm=norm,
                         lr=lr,
-                        position=position + config.train.batch_size,
+                        position=state.position,
                         **clock.stop(config.train.batch_size * config.data.sequence_length),
                     )
                 if _due(state.step, config.train.eval_every, steps) and "validation" in dataset.manifest.splits:
                     evaluation, evaluated_at = _evaluate(session, dataset, processes), state.step
                     report("eval", step=state.step, loss=evaluation.loss, bits_per_byte=evaluation.bits_per_byte, tokens=evaluation.tokens)
                 if _due(state.step, config.checkpoint.every, steps):
-                    saver.save(
-                        position=state.step * config.train.batch_size,
-                        loss=evaluation.loss if evaluation and evaluated_at == state.step else None,
-                    )
+                    clock.held(saver.save(loss=evaluation.loss if evaluation and evaluated_at == state.step else None))
             if state.step < steps:
-                saver.save(position=state.step * config.train.batch_size, loss=None)
+                saver.save(loss=None)
         finally:
             saver.finish()
     interrupted = state.step < steps
@@ -151,12 +149,16 @@ class Clock:
     flops_per_token: float
     peak_flops_per_s: float
     tokens_per_s: float = 0.0
-    stall_s: float = 0.0
+    _stalled: float = 0.0
     _started: float = field(default=0.0)
     _waited: float = field(default=0.0)
 
     def start(self) -> None:
         self._started, self._waited = time.perf_counter(), 0.0
+
+    def held(self, seconds: float) -> None:
+        """Note that a checkpoint held up this thread; it counts for the step that is reported next."""
+        self._stalled += seconds
 
     def waiting(self, batches: Iterator[Batch]) -> Batch:
         start = time.perf_counter()
@@ -166,9 +168,17 @@ class Clock:
 
     def stop(self, tokens: int) -> dict[str, float]:
         seconds = time.perf_counter() - self._started
+        stalled, self._stalled = self._stalled, 0.0
         self.tokens_per_s = tokens / seconds
         mfu = self.tokens_per_s * self.flops_per_token / self.peak_flops_per_s
-        return {"tokens": tokens, "tokens_per_s": self.tokens_per_s, "mfu": mfu, "step_s": seconds, "data_wait_s": self._waited}
+        return {
+            "tokens": tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": mfu,
+            "step_s": seconds,
+            "data_wait_s": self._waited,
+            "stall_s": stalled,
+        }
 
 
 def _reporter(run: Run | None, on_event: OnEvent | None) -> Callable[..., None]:
@@ -193,9 +203,10 @@ def _evaluate(session: Session, dataset: Dataset, processes: Processes) -> Evalu
         return evaluate(session.model, loader, rows=config.train.eval_rows, batch=batch, processes=processes)
 
 
-def _stop(session: Session, batch: Batch, gradients: dict[str, Tensor | None], report: Callable[..., None]) -> None:
+def _stop(session: Session, batches: list[Batch], gradients: dict[str, Tensor | None], report: Callable[..., None]) -> None:
     """Name the tensor and end: nothing of this step is applied or saved."""
-    name = culprit(session.model, batch, gradients) if session.shard_group is None else "a gradient (sharded: not replayed)"
+    with autocast(session.config.train.precision):
+        name = culprit(session.model, batches, gradients) if session.shard_group is None else "a gradient (sharded: not replayed)"
     step = session.state.step + 1
     report("error", step=step, culprit=name, rank=os.environ.get("RANK", "0"))
     raise NumericsError(

@@ -61,9 +61,10 @@ class Session:
         batch = self.config.train.batch_size
         mine = batch // self.layout.data
         micro = mine // self.micro_batches
-        for step in range(self.state.step, self.config.train.steps):
+        start = self.state.position
+        for step in range(self.config.train.steps - self.state.step):
             for index in range(self.micro_batches):
-                yield step * batch + self.processes.rank * mine + index * micro, micro
+                yield start + step * batch + self.processes.rank * mine + index * micro, micro
 
     def count_experts(self) -> None:
         """Keep the routers' counts of the forward pass that just ended, before a recomputed one could replace them."""
@@ -86,7 +87,7 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool) -> 
     layout = config.layout.for_world(processes.size)
     layout.check(processes.size)
     micro_batches = config.micro_batches(layout.data)
-    model = _make_model(config)
+    model = _make_model(config, resume=resume)
     decls = declarations(model)
     if layout.shard > 1:
         shard_model(model, layout)
@@ -118,15 +119,12 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool) -> 
     )
 
 
-def _make_model(config: TrainConfig) -> Transformer:
-    dtype = DTYPES[config.train.precision]
-    if config.train.init_from is None:
-        model = Transformer(config.model, dtype=dtype)
-        initialise(model, config.seed)
+def _make_model(config: TrainConfig, *, resume: bool) -> Transformer:
+    model = Transformer(config.model, dtype=DTYPES[config.train.precision])
+    initialise(model, config.seed)
+    if config.train.init_from is None or resume:
         return model.train()
     source = load_any(Path(config.train.init_from))
-    model = Transformer(config.model, dtype=dtype)
-    initialise(model, config.seed)
     theirs, ours = source.state_dict(), model.state_dict()
     for name in (*ours, *theirs):
         if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:

@@ -23,12 +23,13 @@ from surefoot.train.optimizer import Optimizer
 
 @dataclass
 class TrainState:
-    """The live tensors of a run on this process; `step` steps are done."""
+    """The live tensors of a run on this process; `step` steps are done and `position` samples consumed, over all processes."""
 
     model: Transformer
     optimizer: Optimizer
     ema: dict[str, Tensor]
     step: int = 0
+    position: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor by canonical name: the live ones, cut ones as `DTensor`."""
@@ -44,9 +45,10 @@ class TrainState:
         found["rng.torch"] = torch.get_rng_state()
         return found
 
-    def loaded(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """Take note that the live tensors were overwritten with those of `step`."""
+    def loaded(self, tensors: Mapping[str, Tensor], step: int, position: int) -> None:
+        """Take note that the live tensors were overwritten with those of `step` and `position`."""
         self.step = self.optimizer.steps = step
+        self.position = position
         self.optimizer.refresh()
         torch.set_rng_state(tensors["rng.torch"])
 

@@ -123,6 +123,8 @@ batch_size = 2
         (["report", "nowhere"], "no such run directory"),
         (["data", "prepare", "nowhere", "--out", "d"], "nowhere: no such file"),
         (["data", "prepare", "c.toml", "--out", "d", "--on-bad", "stopp"], "did you mean 'stop'?"),
+        (["data", "inspect", "nowhere"], "nowhere: there is no prepared dataset here"),
+        (["data", "inspekt", "d"], "No such command 'inspekt'"),
         (["demo", "--data", "nowhere", "--out", "d"], "nowhere: no such file"),
     ],
 )

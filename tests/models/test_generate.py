@@ -14,7 +14,9 @@ SPECS = {
         vocab_size=50, dim=16, layers=2, ffn=FeedForwardSpec(hidden=24), pattern=("mla",),
         mla=MLASpec(heads=2, q_rank=8, kv_rank=6, nope_dim=4, rope_dim=4, value_dim=5),
     ),
-    "hybrid": ModelSpec(vocab_size=50, dim=16, layers=2, attention=A, ffn=FeedForwardSpec(hidden=24), conv=ConvSpec(), pattern=("conv", "attention")),
+    "hybrid": ModelSpec(
+        vocab_size=50, dim=16, layers=2, attention=A, ffn=FeedForwardSpec(hidden=24), conv=ConvSpec(), pattern=("conv", "attention"),
+    ),
 }  # fmt: skip
 
 

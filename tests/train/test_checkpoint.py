@@ -156,3 +156,21 @@ def test_an_interrupt_saves_and_the_continuation_is_the_same(configure: Configur
     train(config, resume=True)
     expected, found = load_model(straight.run)[1].state_dict(), load_model(config.run)[1].state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_damaged_newest_checkpoint_does_not_cost_the_good_ones(configure: Configure) -> None:
+    config = configure(train={"steps": 4}, checkpoint={"every": 2, "keep_last": 2})
+    train(config)
+    folder = Path(config.run) / "checkpoints"
+    (step_path(folder, 4) / "manifest.json").write_text("{")
+    again = configure(train={"steps": 3}, checkpoint={"every": 1, "keep_last": 1, "keep_best": 0})
+    train(again, resume=True)
+    assert list_steps(folder) == [3]
+    assert verify(step_path(folder, 3)).position == 3 * 8
+
+
+def test_another_batch_size_on_resume_goes_on_where_the_data_stood(configure: Configure) -> None:
+    config = configure(train={"steps": 2})
+    train(config)
+    train(configure(train={"steps": 4, "batch_size": 4}), resume=True)
+    assert read_manifest(step_path(Path(config.run) / "checkpoints", 4)).position == 2 * 8 + 2 * 4

@@ -137,8 +137,8 @@ def test_a_weight_that_is_not_a_number_is_named_and_nothing_is_saved(
 
     make = setup._make_model
 
-    def poisoned(config: TrainConfig) -> Transformer:
-        model = make(config)
+    def poisoned(config: TrainConfig, *, resume: bool) -> Transformer:
+        model = make(config, resume=resume)
         model.get_parameter(name).data.view(-1)[0] = float("nan")
         return model
 
