@@ -20,6 +20,7 @@ from surefoot.models import Transformer
 from surefoot.train import TrainConfig
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
+SIZE = re.compile(r"(\d+) million parameters")
 PAGES = [*EXAMPLES, EXAMPLES[0].parents[1] / "README.md"]
 
 
@@ -62,11 +63,10 @@ def test_overrides_that_are_told_are_valid(example: Path) -> None:
             load(TrainConfig, EXAMPLES[0].parents[1] / arguments[1], [word for word in arguments[2:] if "=" in word])
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", [path for path in EXAMPLES if SIZE.search(path.read_text())], ids=lambda path: path.stem)
 def test_the_size_that_is_told_is_the_size(example: Path) -> None:
-    told = re.search(r"(\d+) million parameters", example.read_text())
-    if told is None:
-        pytest.skip("tells no size")
+    told = SIZE.search(example.read_text())
+    assert told is not None
     model = Transformer(load(TrainConfig, example).model, device="meta")
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == int(told[1])
 
