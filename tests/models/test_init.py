@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from surefoot.models import ModelSpec, Transformer, declarations, initialise, learning_rate_multiplier
+from surefoot.models.init import fill
 from surefoot.models.spec import AttentionSpec, FeedForwardSpec, InitSpec
 
 
@@ -75,3 +76,56 @@ def test_mup_keeps_the_size_of_an_update_over_the_width() -> None:
     growth = {scheme: coordinate_change(512, scheme) / coordinate_change(64, scheme) for scheme in ("mup", "fan_in")}
     assert 0.5 < growth["mup"] < 2.0
     assert growth["fan_in"] > 2.0 * growth["mup"]
+
+
+@pytest.mark.parametrize("first", [torch.float64, torch.bfloat16])
+def test_weights_are_the_same_numbers_in_every_dtype_and_order(first: torch.dtype) -> None:
+    wide = Transformer(spec_of(64), dtype=torch.float32)
+    initialise(wide, 3)
+    other = Transformer(spec_of(64), device="meta", dtype=first).to_empty(device="cpu")
+    initialise(other, 7)
+    initialise(other, 3)
+    decls = declarations(other)
+    for name in reversed(decls):  # any order gives what the whole gave
+        before = other.get_parameter(name).clone()
+        other.get_parameter(name).data.zero_()
+        fill(other.get_parameter(name), name, decls[name], other.spec, 3)
+        assert torch.equal(other.get_parameter(name), before)
+    for one, two in zip(wide.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.to(first), two)
+
+
+def test_drawn_deviations_are_the_stated_ones() -> None:
+    for scheme, head in (("fan_in", 1 / 256), ("fixed", 0.02), ("mup", 1 / 64)):
+        model = Transformer(spec_of(256, 8, scheme))
+        initialise(model, 0)
+        hidden = 0.02 if scheme == "fixed" else 1 / 16
+        expected = {"embed.weight": 0.02, "head.weight": head, "layers.3.mixer.qkv.weight": hidden, "layers.3.mixer.out.weight": hidden / 4}
+        for name, value in expected.items():
+            assert float(model.get_parameter(name).std()) == pytest.approx(value, rel=0.02), (scheme, name)
+
+
+def block_change(dim: int, scheme: str) -> float:
+    """Mean absolute change of the last block's output after 3 Adam steps, as `coordinate_change`."""
+    spec = spec_of(dim, scheme=scheme)
+    model = Transformer(spec)
+    initialise(model, 0)
+    decls = declarations(model)
+    optimizer = torch.optim.Adam(
+        [{"params": [p], "lr": 1e-2 * learning_rate_multiplier(decls[n], spec)} for n, p in model.named_parameters()]
+    )
+    outputs: list[torch.Tensor] = []
+    model.layers[-1].register_forward_hook(lambda module, inputs, out: outputs.append(out[0].detach()))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(TOKENS, labels=TOKENS.roll(-1, 1), normaliser=TOKENS.numel()).total.backward()
+        optimizer.step()
+    model(TOKENS)
+    return float((outputs[-1] - outputs[0]).abs().mean())
+
+
+def test_mup_keeps_activations_changing_alike_over_every_width() -> None:
+    changes = {scheme: [block_change(dim, scheme) for dim in (64, 128, 256, 512)] for scheme in ("mup", "fan_in")}
+    assert max(changes["mup"]) < 1.5 * min(changes["mup"]), changes
+    assert changes["fan_in"] == sorted(changes["fan_in"]), changes
+    assert changes["fan_in"][-1] > 2.0 * changes["fan_in"][0], changes

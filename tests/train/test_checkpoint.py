@@ -14,6 +14,7 @@ import torch
 
 from surefoot.core.config import dumps
 from surefoot.core.errors import CheckpointError, EngineError
+from surefoot.core.events import read
 from surefoot.core.rundir import Run
 from surefoot.train import checkpoint, fit, load_model
 from surefoot.train.checkpoint import list_steps, newest_whole, read_manifest, step_path, verify
@@ -147,7 +148,10 @@ def test_an_interrupt_saves_and_the_continuation_is_the_same(configure: Configur
     child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(file), "new"], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL)
     assert child.stdout is not None
     child.stdout.readline()
-    time.sleep(1.5)
+    log = Path(config.run) / "events.jsonl"
+    deadline = time.monotonic() + 60
+    while sum(event.kind == "step" for event in read(log)) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=60) == 0
     child.stdout.close()
