@@ -40,10 +40,10 @@ def generate(
     sampling = sampling or Sampling()
     if not prompts or min(map(len, prompts)) == 0:
         raise InputError("a prompt is empty", where="generate", remedy="give at least one token, e.g. the end-of-text token")
-    largest = max(max(prompt) for prompt in prompts)
-    if largest >= model.spec.vocab_size or min(min(prompt) for prompt in prompts) < 0:
+    outside = next((token for prompt in prompts for token in prompt if not 0 <= token < model.spec.vocab_size), None)
+    if outside is not None:
         raise InputError(
-            f"token {largest} is outside the model's vocabulary of {model.spec.vocab_size}",
+            f"token {outside} is outside the model's vocabulary of {model.spec.vocab_size}",
             where="generate",
             remedy="use the tokenizer the model was trained with",
         )
@@ -102,4 +102,5 @@ def _choose(logits: Tensor, sampling: Sampling, step: int) -> Tensor:
     draws = [torch.rand(1, generator=generator(sampling.seed, "sample", row, step)) for row in range(logits.shape[0])]
     cumulative = logits.softmax(-1).cumsum(-1)
     target = torch.stack(draws).to(logits.device) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target).squeeze(-1).clamp(max=logits.shape[-1] - 1)
+    # right: the first token whose cumulative sum exceeds the draw, so that a draw of 0 never takes a token of probability 0.
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)

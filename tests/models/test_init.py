@@ -35,7 +35,7 @@ def test_the_stream_does_not_grow_with_depth() -> None:
         model = Transformer(spec_of(64, layers))
         initialise(model, 0)
         seen: list[float] = []
-        model.layers[-1].register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(float(out[0].square().mean())))
+        model.layers[-1].register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(float(out[0].detach().square().mean())))
         model(TOKENS)
         sizes.append(seen[0])
     assert sizes[1] < 2.0 * sizes[0]
