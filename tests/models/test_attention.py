@@ -50,7 +50,8 @@ def test_blocks_equal_the_definition_with_gradients(tokens: int, heads: int, kv_
 @pytest.mark.parametrize("size", [1.0, 3.0])
 def test_bfloat16_is_about_as_exact_as_torchs_flash_kernel(size: float) -> None:
     """Scores in bfloat16 would be several times worse where they are large."""
-    q, k, v = (torch.randn(2, 256, 4, 64, generator=torch.Generator().manual_seed(3)) * scale for scale in (size, size, 1.0))
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 256, 4, 64, generator=generator) * scale for scale in (size, size, 1.0))
     narrow = [x.bfloat16() for x in (q, k, v)]
     wide = [x.double() for x in narrow]
     truth = plain(wide[0], wide[1], wide[2], None, 0.125)

@@ -78,7 +78,8 @@ def test_linear_scaling_divides_the_positions() -> None:
 
 def test_dynamic_scaling_starts_at_the_original_length() -> None:
     spec, dim = RopeSpec(scaling="dynamic", factor=2.0, original_positions=64), 16
-    assert torch.equal(theta_of(spec, dim, 64), theta_of(RopeSpec(), dim))
+    for length in (1, 33, 63, 64):
+        assert torch.equal(theta_of(spec, dim, length), theta_of(RopeSpec(), dim))
     # At twice the length: base (2 * 2 - 1)^(d / (d - 2)).
     torch.testing.assert_close(theta_of(spec, dim, 128), plain(dim, 1e4 * 3.0 ** (16 / 14)), rtol=1e-13, atol=0)
     below, above = (rotation(spec, dim, torch.arange(n)[None], WIDE)[1] for n in (64, 65))
