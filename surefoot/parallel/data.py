@@ -12,21 +12,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from surefoot.core.errors import LayoutError
 from surefoot.models import Transformer
 from surefoot.models.parameters import accumulation_dtype
 from surefoot.parallel.layout import Layout
+from surefoot.parallel.process import among_peers
 
 BUCKET_BYTES = 25 * 2**20
 
 
 def shard_model(model: Transformer, layout: Layout) -> None:
     """Shard `model` in place: a unit a block, the rest in the root's (FSDP2; HSDP where `layout` also replicates)."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     names = ("replicate", "shard")
-    mesh = init_device_mesh(device, (layout.replicate, layout.shard), mesh_dim_names=names)
+    mesh = init_device_mesh(model.embed.weight.device.type, (layout.replicate, layout.shard), mesh_dim_names=names)
     used = mesh if layout.replicate > 1 else mesh["shard"]
     # Gradients of bfloat16 weights are summed in float32.
     policy = MixedPrecisionPolicy(reduce_dtype=accumulation_dtype(model.embed.weight.dtype))
@@ -44,6 +44,28 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def placed_like(part: Tensor, parameter: Tensor) -> Tensor:
+    """Give a process's `part` of a tensor the global shape and placement of its `parameter`; no copy."""
+    if not isinstance(parameter, DTensor):
+        return part
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
+def whole(part: Tensor, parameter: Tensor) -> Tensor:
+    """Return the tensor of which each process holds the `part` that it holds of `parameter` (an all-gather where it is cut)."""
+    placed = placed_like(part, parameter)
+    return placed.full_tensor() if isinstance(placed, DTensor) else placed
+
+
+def part_of(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return this process's part of `tensor`, which every process holds whole, cut like `parameter`."""
+    if not isinstance(parameter, DTensor):
+        return tensor
+    mesh = parameter.device_mesh
+    return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False).redistribute(mesh, parameter.placements).to_local()
+
+
 @dataclass
 class _Bucket:
     parameters: list[nn.Parameter]
@@ -57,7 +79,8 @@ class GradientSync:
     """Makes each parameter's gradient the sum over micro-batches and replicas, in float32 or wider.
 
     With one replica and one micro-batch nothing is copied. Otherwise parameters have views in flat buckets, in the order in which
-    the backward pass finishes them, and a bucket is reduced while the backward pass goes on.
+    the backward pass finishes them, and a bucket is reduced while the backward pass goes on. Of a `sharded` model FSDP sums over
+    processes; only bfloat16 micro-batches are added up here, in float32.
     """
 
     parameters: list[nn.Parameter]
@@ -66,20 +89,17 @@ class GradientSync:
     sharded: bool = False
     _buckets: list[_Bucket] = field(default_factory=list)
     _where: dict[nn.Parameter, tuple[_Bucket, Tensor]] = field(default_factory=dict)
+    _sums: list[Tensor] = field(default_factory=list)
     _last: bool = False
     _next: int = 0
 
     def __post_init__(self) -> None:
+        narrow = self.micro_batches > 1 and self.parameters[0].dtype == torch.bfloat16
         if self.sharded:
-            # FSDP sums in float32 only when it sums: a bfloat16 micro-batch would be added to a bfloat16 gradient.
-            if self.micro_batches > 1 and self.parameters[0].dtype == torch.bfloat16:
-                raise LayoutError(
-                    "several bfloat16 micro-batches a step are not available with layout.shard",
-                    where="train.micro_batch_size",
-                    remedy="use precision = 'bfloat16_autocast', or one micro-batch a rank",
-                )
+            # FSDP reduces in float32, but would add the next micro-batch to a bfloat16 gradient.
+            self._sums = [torch.zeros_like(local(parameter), dtype=torch.float32) for parameter in self.parameters if narrow]
             return
-        if self.replicas == 1 and (self.micro_batches == 1 or self.parameters[0].dtype != torch.bfloat16):
+        if self.replicas == 1 and not narrow:
             return
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -88,8 +108,12 @@ class GradientSync:
     def start(self, micro_batch: int) -> None:
         """Announce micro-batch `micro_batch` (from 0) of a step; reductions begin with the last one."""
         self._last = micro_batch == self.micro_batches - 1
-        if micro_batch == 0:
+        if micro_batch > 0:
+            self._collect()
+        else:
             self._next = 0
+            for total in self._sums:
+                total.zero_()
             for bucket in self._buckets:
                 bucket.buffer.zero_()
                 bucket.pending, bucket.work = len(bucket.parameters), None
@@ -97,18 +121,29 @@ class GradientSync:
     def finish(self) -> list[Tensor | None]:
         """Return the reduced gradient of every parameter (this process's part), once the last backward pass is over."""
         # A parameter without a gradient never arrived; its zeros are summed all the same.
-        self._reduce_ready(everything=True)
-        for bucket in self._buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
+        with among_peers():
+            self._reduce_ready(everything=True)
+            for bucket in self._buckets:
+                if bucket.work is not None:
+                    bucket.work.wait()
         if self._buckets:
             return [self._where[parameter][1] for parameter in self.parameters]
+        if self._sums:
+            self._collect()
+            return [*self._sums]
         return [None if parameter.grad is None else local(parameter.grad) for parameter in self.parameters]
 
     def clear(self) -> None:
         """Drop the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
+
+    def _collect(self) -> None:
+        """Add what FSDP left of a micro-batch to the float32 sums."""
+        for parameter, total in zip(self.parameters, self._sums, strict=False):
+            if parameter.grad is not None:
+                total += local(parameter.grad)
+                parameter.grad = None
 
     def _make_buckets(self) -> None:
         wide = accumulation_dtype(self.parameters[0].dtype)

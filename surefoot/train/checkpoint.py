@@ -36,10 +36,12 @@ from surefoot.core.files import disk_error, free_bytes, fsync_dir, hash_file, wr
 from surefoot.models import ModelSpec, Transformer
 from surefoot.parallel.process import Processes
 from surefoot.train.config import CheckpointConfig
+from surefoot.train.finite import NotFiniteError, first_not_finite
 from surefoot.train.retention import kept
 from surefoot.train.state import TrainState, snapshot
 
 MANIFEST, SPEC = "manifest.json", "spec.json"
+ROOM_BYTES = 1 << 20  # for the files beside the tensors
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,8 @@ class Saver:
     """Writes checkpoints of `state` into `folder`, in a thread.
 
     The copy that a checkpoint is written from is made by that thread while the next forward and backward passes run; only the
-    optimizer changes weights, so `captured` must be awaited just before it does.
+    optimizer changes weights, so `captured` must be awaited just before it does. A save that fails on one process fails on all,
+    with the same error; it shows as `failed` and is raised by the next `save` or `finish`.
     """
 
     folder: Path
@@ -219,6 +222,13 @@ class Saver:
                 if step > self.state.step:
                     # Damaged, or of a future that this run does not continue: it must not count as the newest.
                     self._remove(step)
+        if self.state.step in list_steps(self.folder):
+            self._saved = self.state.step  # what the run was taken up from: replacing it could only lose it
+
+    @property
+    def failed(self) -> bool:
+        """Whether a save went wrong."""
+        return self._error is not None
 
     def save(self, *, loss: float | None) -> float:
         """Begin to save the present state; return the seconds this thread was held up (an earlier save still being written)."""
@@ -276,29 +286,49 @@ class Saver:
 
     def _write(self, copies: dict[str, Tensor], manifest: Manifest) -> None:
         aside = self.folder / f".step-{manifest.step:08d}.writing"
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in copies.values())
-        if self.processes.rank == 0:
-            if free_bytes(self.folder) < needed + (1 << 20):
-                what = f"the disk has {free_bytes(self.folder) / 1e6:.0f} MB free, a checkpoint needs {needed / 1e6:.0f} MB"
-                raise EngineError(what, where=str(self.folder), remedy="free some space, then: surefoot resume")
-            shutil.rmtree(aside, ignore_errors=True)
         try:
-            with _quiet():
-                dcp_save(copies, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
+            self._together(lambda: self._admit(copies, manifest.step, aside))
+            self._together(lambda: self._store(copies, aside))
+            self._together(lambda: self._publish(aside, manifest) if self.processes.rank == 0 else None)
+        except SurefootError:
             if self.processes.rank == 0:
-                self._publish(aside, manifest)
-        except (CheckpointException, OSError, RuntimeError) as error:
+                shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def _together(self, action: Callable[[], None]) -> None:
+        """Do `action` on every process; when it fails on one, raise the error of the first such process on all of them."""
+        problem: SurefootError | None = None
+        try:
+            action()
+        except (CheckpointException, OSError, RuntimeError, SurefootError) as error:
+            problem = _explain(error, self.folder)
+            if problem is not error:
+                problem.__cause__ = error
+        first = next((one for one in self.processes.gather(problem, self._group) if one is not None), None)
+        if first is not None:
+            raise first
+
+    def _admit(self, copies: dict[str, Tensor], step: int, aside: Path) -> None:
+        """Raise unless every number of the checkpoint is finite and there is room for it."""
+        name = first_not_finite(copies)
+        if name is not None:
+            raise NotFiniteError(
+                f"step {step} left {name} not finite",
+                where=str(self.folder.parent),
+                remedy="it was not saved; resume from the checkpoint before it with a lower optimizer.lr",
+                culprit=name,
+            )
+        if self.processes.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
-            if isinstance(error, SurefootError):
-                raise
-            cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-            if isinstance(cause, OSError):
-                raise disk_error(cause, self.folder) from error
-            raise EngineError(
-                f"a checkpoint could not be written: {cause}", where=str(self.folder), remedy="resume from the last one"
-            ) from error
-        if self._group is not None:
-            dist.barrier(group=self._group)
+            needed = sum(tensor.numel() * tensor.element_size() for tensor in copies.values()) + ROOM_BYTES
+            free = free_bytes(self.folder)
+            if free < needed:
+                what = f"the disk has {free / 1e6:.1f} MB free, a checkpoint needs {needed / 1e6:.1f} MB"
+                raise EngineError(what, where=str(self.folder), remedy="free some space, then: surefoot resume")
+
+    def _store(self, copies: dict[str, Tensor], aside: Path) -> None:
+        with _quiet():
+            dcp_save(copies, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
 
     def _publish(self, aside: Path, manifest: Manifest) -> None:
         write_atomic(aside / SPEC, to_json(self.state.model.spec))
@@ -326,6 +356,19 @@ class Saver:
         doomed = self.folder / f".step-{step:08d}.removing"
         step_path(self.folder, step).rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _explain(error: BaseException, folder: Path) -> SurefootError:
+    """Return what went wrong in writing a checkpoint into `folder` as an error of one line."""
+    cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+    if isinstance(cause, SurefootError):
+        return cause
+    if isinstance(cause, OSError):
+        return disk_error(cause, folder)
+    said = str(cause).splitlines()[0][:200] if str(cause) else type(cause).__name__
+    if free_bytes(folder) < ROOM_BYTES:  # torch's writer reports a full disk as a failed write, without a cause
+        return EngineError(f"the disk is full ({said})", where=str(folder), remedy="free some space, then: surefoot resume")
+    return EngineError(f"a checkpoint could not be written: {said}", where=str(folder), remedy="resume from the last one")
 
 
 def _dtype(tensor: Tensor) -> str:

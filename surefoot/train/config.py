@@ -94,10 +94,6 @@ class TrainConfig(Config):
                 where="data.sequence_length",
                 remedy=f"use at most {self.model.max_positions}, or raise model.max_positions",
             )
-        if self.optimizer.kind == "muon" and self.layout.shard > 1:
-            raise ConfigError(
-                "Muon needs whole matrices, and layout.shard cuts them", where="optimizer.kind", remedy="use layout.replicate, or 'adamw'"
-            )
         self.micro_batches(self.layout.data)
         return self
 

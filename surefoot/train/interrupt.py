@@ -9,10 +9,6 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-import torch
-
-from surefoot.parallel.process import Processes
-
 
 class Interrupt:
     """A context in which SIGINT and SIGTERM are requests; outside the main thread it leaves signals alone."""
@@ -20,12 +16,6 @@ class Interrupt:
     def __init__(self) -> None:
         self.asked = False
         self._before: dict[int, Any] = {}
-
-    def asked_anywhere(self, processes: Processes) -> bool:
-        """Whether any process was asked to stop: all must leave the loop at the same step."""
-        if processes.size == 1:
-            return self.asked
-        return bool(processes.sum(torch.tensor(float(self.asked))) > 0)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.core.errors import NumericsError
+from surefoot.core.errors import EngineError, SurefootError
 from surefoot.core.rundir import Run
 from surefoot.data import Batch, Dataset, Prefetcher
 from surefoot.parallel import Processes
@@ -22,12 +21,14 @@ from surefoot.train.checkpoint import Saver
 from surefoot.train.clip import clip_factor, global_norm
 from surefoot.train.config import Precision, TrainConfig, check_dataset
 from surefoot.train.evaluate import Evaluation, evaluate
-from surefoot.train.finite import culprit
+from surefoot.train.finite import NotFiniteError, culprit
 from surefoot.train.interrupt import Interrupt
 from surefoot.train.schedule import learning_rate_fraction
 from surefoot.train.setup import Session, open_session
+from surefoot.train.state import TrainState
 
 OnEvent = Callable[[str, dict[str, Any]], None]
+Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,17 @@ class Summary:
     tokens_per_s: float
 
 
-def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *, resume: bool = False) -> Summary:
+def fit(
+    config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *, resume: bool = False, stop: Stop | None = None
+) -> Summary:
     """Train as `config` says and return how it ended.
 
     `run` is the locked run directory, on the first process only. `on_event` is called with (kind, fields) of every event. With
     `resume` the newest whole checkpoint of the run is taken up; the continuation is bit-identical to a run never interrupted.
+    `stop` is asked before each step: once it answers True on any process, all save and leave, as after Ctrl-C.
 
-    Raises `ConfigError`, `LayoutError` and `DataError` before any work, `NumericsError` when a number is not finite.
+    Raises `ConfigError`, `LayoutError` and `DataError` before any work; `NumericsError` when a number is not finite, `EngineError`
+    when a disk is full or a process dies, each after an `error` event.
     """
     dataset = Dataset.open(config.data.path)
     check_dataset(config, dataset)
@@ -71,9 +76,13 @@ def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *
     loss = math.nan
     report("start", step=state.step, steps=steps, **session.description)
 
-    with Interrupt() as interrupt, Prefetcher(train_set, session.requests(), depth=config.data.prefetch * session.micro_batches) as batches:
+    with (
+        _told(report, state),
+        Interrupt() as interrupt,
+        Prefetcher(train_set, session.requests(), depth=config.data.prefetch * session.micro_batches) as batches,
+    ):
         try:
-            while state.step < steps and not interrupt.asked_anywhere(processes):
+            while state.step < steps and not processes.any(interrupt.asked or saver.failed or (stop is not None and stop())):
                 clock.start()
                 # Of all processes: everyone can count it. A step in which masks leave nothing to train has a sum of zero.
                 normaliser = max(1, train_set.trained(state.position, config.train.batch_size))
@@ -84,7 +93,7 @@ def fit(config: TrainConfig, run: Run | None, on_event: OnEvent | None = None, *
                 norm = float(global_norm(list(gradients.values()), session.shard_group))
                 loss, size = processes.sum(partial).tolist()
                 if not (math.isfinite(norm) and math.isfinite(loss)):
-                    _stop(session, micro_batches, gradients, report)
+                    raise _not_finite(session, micro_batches, gradients)
                 clock.held(saver.captured())
                 lr = config.optimizer.lr * learning_rate_fraction(config.schedule, state.step, steps)
                 state.optimizer.step(gradients, lr=lr, clip=clip_factor(norm, config.optimizer.clip_norm))
@@ -191,6 +200,18 @@ def _reporter(run: Run | None, on_event: OnEvent | None) -> Callable[..., None]:
     return report
 
 
+@contextlib.contextmanager
+def _told(report: Callable[..., None], state: TrainState) -> Iterator[None]:
+    """Write an error that ends the run into its log."""
+    try:
+        yield
+    except SurefootError as error:
+        tensor = {"culprit": error.culprit} if isinstance(error, NotFiniteError) else {}
+        with contextlib.suppress(EngineError):  # the log may lie on the disk that is full
+            report("error", step=state.step, message=str(error), **tensor)
+        raise
+
+
 def _due(step: int, every: int, steps: int) -> bool:
     return step == steps or bool(every and step % every == 0)
 
@@ -203,14 +224,13 @@ def _evaluate(session: Session, dataset: Dataset, processes: Processes) -> Evalu
         return evaluate(session.model, loader, rows=config.train.eval_rows, batch=batch, processes=processes)
 
 
-def _stop(session: Session, batches: list[Batch], gradients: dict[str, Tensor | None], report: Callable[..., None]) -> None:
-    """Name the tensor and end: nothing of this step is applied or saved."""
+def _not_finite(session: Session, batches: list[Batch], gradients: dict[str, Tensor | None]) -> NotFiniteError:
+    """Name the tensor; nothing of this step is applied or saved."""
     with autocast(session.config.train.precision):
-        name = culprit(session.model, batches, gradients) if session.shard_group is None else "a gradient (sharded: not replayed)"
-    step = session.state.step + 1
-    report("error", step=step, culprit=name, rank=os.environ.get("RANK", "0"))
-    raise NumericsError(
-        f"step {step} is not finite, first in {name}",
+        name = culprit(session.model, batches, gradients, session.processes)
+    return NotFiniteError(
+        f"step {session.state.step + 1} is not finite, first in {name}",
         where=session.config.run,
         remedy="nothing of it was saved; resume with a lower optimizer.lr, or look at the tensor",
+        culprit=name,
     )

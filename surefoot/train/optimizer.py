@@ -14,6 +14,7 @@ from torch import Tensor
 
 from surefoot.models import ModelSpec, ParamDecl, learning_rate_multiplier
 from surefoot.models.parameters import accumulation_dtype
+from surefoot.parallel.data import local, part_of, whole
 from surefoot.train.config import OptimizerConfig
 
 
@@ -39,14 +40,15 @@ def groups(decls: Mapping[str, ParamDecl], spec: ModelSpec, config: OptimizerCon
 
 
 class Optimizer:
-    """Updates `parameters` (this process's parts, by name) in place from their gradients.
+    """Updates this process's parts of the parameters `placed` (by name) in place from their gradients.
 
     `state`: slot -> name -> tensor; slots are "m" and "v" (AdamW), "momentum" (Muon) and "master" (float32 copies of bfloat16
     weights, which are what is updated; the weights are their rounding).
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], decls: Mapping[str, ParamDecl], spec: ModelSpec, config: OptimizerConfig) -> None:
-        self.parameters, self.decls, self.config = dict(parameters), decls, config
+    def __init__(self, placed: Mapping[str, Tensor], decls: Mapping[str, ParamDecl], spec: ModelSpec, config: OptimizerConfig) -> None:
+        self.placed, self.decls, self.config = dict(placed), decls, config
+        self.parameters = {name: local(parameter.detach()) for name, parameter in placed.items()}
         self.groups = groups(decls, spec, config)
         self.steps = 0
         self.state: dict[str, dict[str, Tensor]] = {}
@@ -55,7 +57,7 @@ class Optimizer:
                 self._make_state(name, group)
 
     def _make_state(self, name: str, group: Group) -> None:
-        parameter = self.parameters[name].detach()
+        parameter = self.parameters[name]
         wide = accumulation_dtype(parameter.dtype)
         for slot in ("momentum",) if group.kind == "muon" else ("m", "v"):
             self.state.setdefault(slot, {})[name] = torch.zeros_like(parameter, dtype=wide)
@@ -79,12 +81,12 @@ class Optimizer:
     def masters(self, names: list[str]) -> list[Tensor]:
         """Return what is updated: the float32 masters where there are any, the parameters themselves otherwise."""
         master = self.state.get("master", {})
-        return [master[name] if name in master else self.parameters[name].detach() for name in names]
+        return [master[name] if name in master else self.parameters[name] for name in names]
 
     def refresh(self) -> None:
         """Round the masters into the weights, after masters were loaded."""
         for name, master in self.state.get("master", {}).items():
-            self.parameters[name].detach().copy_(master)
+            self.parameters[name].copy_(master)
 
     def _adamw(self, names: list[str], group: Group, gradients: Mapping[str, Tensor | None], lr: float, clip: float) -> None:
         config = self.config
@@ -120,7 +122,7 @@ class Optimizer:
             )
             for name, master in zip(names[wanted], masters[wanted], strict=True):
                 if name in self.state.get("master", {}):
-                    self.parameters[name].detach().copy_(master)
+                    self.parameters[name].copy_(master)
 
     def _chunks(self, names: list[str], masters: list[Tensor]) -> list[range]:
         """All at once, or one by one where each gradient is widened: then only one wide copy exists at a time."""
@@ -138,11 +140,13 @@ class Optimizer:
         gradient = gradient.to(master.dtype) * clip
         momentum.mul_(self.config.muon_momentum).add_(gradient)
         direction = gradient.add(momentum, alpha=self.config.muon_momentum)  # Nesterov
+        # A matrix can only be made orthogonal whole: where it is cut, every process gathers it and keeps its part of the answer.
+        update = part_of(muon_direction(whole(direction, self.placed[name]), self.decls[name].sections), self.placed[name])
         lr = lr * group.lr_multiplier
         master.mul_(1.0 - lr * group.weight_decay)
-        master.add_(muon_direction(direction, self.decls[name].sections), alpha=-lr)
+        master.add_(update, alpha=-lr)
         if master is not self.parameters[name]:
-            self.parameters[name].detach().copy_(master)
+            self.parameters[name].copy_(master)
 
 
 def muon_direction(matrix: Tensor, sections: tuple[int, ...]) -> Tensor:

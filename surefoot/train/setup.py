@@ -23,7 +23,7 @@ from surefoot.models import ModelSpec, ParamDecl, Transformer, declarations, ini
 from surefoot.models.flops import count_flops, count_parameters
 from surefoot.models.parameters import accumulation_dtype
 from surefoot.parallel import GradientSync, Layout, Processes, shard_model
-from surefoot.parallel.data import check_replicas, local
+from surefoot.parallel.data import check_replicas
 from surefoot.train.checkpoint import load, load_model, newest_whole
 from surefoot.train.config import TrainConfig
 from surefoot.train.optimizer import Optimizer, groups
@@ -95,7 +95,7 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool) -> 
         check_replicas(model, processes.size)
     _prepare_blocks(model, config)
     names, parameters = [list(column) for column in zip(*model.named_parameters(), strict=True)]
-    optimizer = Optimizer({name: local(parameter) for name, parameter in model.named_parameters()}, decls, config.model, config.optimizer)
+    optimizer = Optimizer(dict(model.named_parameters()), decls, config.model, config.optimizer)
     state = TrainState(model, optimizer, _make_ema(config, optimizer, names))
     sync = GradientSync(parameters, layout.replicate if layout.shard == 1 else 1, micro_batches, sharded=layout.shard > 1)
     if resume:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from surefoot.models import Transformer
-from surefoot.parallel.data import local
+from surefoot.parallel.data import local, placed_like
 from surefoot.train.optimizer import Optimizer
 
 
@@ -40,8 +39,8 @@ class TrainState:
         found: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
         found |= {f"model.{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
         for slot, tensors in self.optimizer.state.items():
-            found |= {f"optimizer.{slot}.{name}": _like(tensor, parameters[name]) for name, tensor in tensors.items()}
-        found |= {f"ema.{name}": _like(tensor, parameters[name]) for name, tensor in self.ema.items()}
+            found |= {f"optimizer.{slot}.{name}": placed_like(tensor, parameters[name]) for name, tensor in tensors.items()}
+        found |= {f"ema.{name}": placed_like(tensor, parameters[name]) for name, tensor in self.ema.items()}
         found["rng.torch"] = torch.get_rng_state()
         return found
 
@@ -68,15 +67,6 @@ def persistent_buffers(model: Transformer) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
-def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Give a process's part of an optimizer tensor the global shape and placement of its parameter."""
-    if not isinstance(parameter, DTensor):
-        return tensor
-    return DTensor.from_local(
-        tensor, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
-
-
 def snapshot(tensors: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy `tensors` into `buffers` (made on the first call) and return the copies, cut ones as `DTensor` again."""
     copies: dict[str, Tensor] = {}
@@ -85,5 +75,5 @@ def snapshot(tensors: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> dict[
         if name not in buffers:
             buffers[name] = torch.empty_like(part, device="cpu")
         buffers[name].copy_(part)
-        copies[name] = _like(buffers[name], tensor)
+        copies[name] = placed_like(buffers[name], tensor)
     return copies

@@ -8,8 +8,8 @@ import torch
 from surefoot.core.errors import LayoutError
 from surefoot.models import ModelSpec, Transformer, initialise
 from surefoot.models.spec import AttentionSpec, FeedForwardSpec
-from surefoot.parallel import GradientSync, Layout, Processes
-from surefoot.parallel.data import check_replicas
+from surefoot.parallel import GradientSync, Layout, Processes, shard_model
+from surefoot.parallel.data import check_replicas, whole
 from tests.spawning import run_ranks
 
 SPEC = ModelSpec(vocab_size=40, dim=16, layers=1, attention=AttentionSpec(heads=2, kv_heads=1, head_dim=8), ffn=FeedForwardSpec(hidden=24))
@@ -70,6 +70,43 @@ def test_bfloat16_gradients_are_summed_in_float32() -> None:
     (found,) = sync.finish()
     assert found is not None
     assert found.tolist() == [264.0] * 4
+
+
+def sharded_bfloat16(processes: Processes, micro_batches: int) -> list[torch.Tensor]:
+    model = model_of(torch.bfloat16)
+    shard_model(model, Layout(shard=processes.size))
+    parameters = list(model.parameters())
+    sync = GradientSync(parameters, 1, micro_batches, sharded=True)
+    for _ in range(2):  # the second step must not remember the first
+        for micro in range(micro_batches):
+            sync.start(micro)
+            ids = tokens(processes.rank, micro)
+            model(ids, labels=ids, normaliser=64).total.backward()
+        found = [gradient.clone() for gradient in sync.finish() if gradient is not None]
+        sync.clear()
+    return [whole(part, parameter) for part, parameter in zip(found, parameters, strict=True)]
+
+
+def test_sharded_bfloat16_micro_batches_are_added_up_in_float32(tmp_path: Path) -> None:
+    """Against float32 sums of the same bfloat16 gradients: one rounding a micro-batch and process, none of the running sum."""
+    micro_batches = 8
+    found = run_ranks(sharded_bfloat16, 2, tmp_path, micro_batches)[0]
+    exact = [torch.zeros(one.shape) for one in found]
+    model = model_of(torch.bfloat16)
+    for micro in range(micro_batches):
+        both = [torch.zeros(one.shape) for one in found]
+        for rank in range(2):
+            ids = tokens(rank, micro)
+            model.zero_grad()
+            model(ids, labels=ids, normaliser=64).total.backward()
+            for total, parameter in zip(both, model.parameters(), strict=True):
+                assert parameter.grad is not None
+                total += parameter.grad
+        for total, one in zip(exact, both, strict=True):
+            total += one.bfloat16()  # what FSDP hands over: the float32 sum over processes, rounded
+    for one, total in zip(found, exact, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, total, rtol=1e-6, atol=1e-9)
 
 
 def other_seed(processes: Processes) -> str:

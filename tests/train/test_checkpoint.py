@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from surefoot.core.config import dumps
 from surefoot.core.errors import CheckpointError, EngineError
 from surefoot.core.events import read
 from surefoot.core.rundir import Run
-from surefoot.train import checkpoint, fit, load_model
+from surefoot.parallel import Processes
+from surefoot.train import TrainConfig, checkpoint, fit, load_model
 from surefoot.train.checkpoint import list_steps, newest_whole, read_manifest, step_path, verify
+from tests.spawning import run_ranks
 from tests.train.conftest import Configure
 
 SCRIPT = """
@@ -29,6 +32,21 @@ config = load(TrainConfig, sys.argv[1])
 resume = sys.argv[2] == "resume"
 with Run.open(config.run) if resume else Run.create(config.run, config) as run:
     print("ready", flush=True)
+    fit(config, run, resume=resume)
+"""
+PAIR = """
+import os, sys, time
+from contextlib import nullcontext
+from pathlib import Path
+from surefoot.core.config import load
+from surefoot.core.rundir import Run
+from surefoot.train import TrainConfig, fit
+config = load(TrainConfig, sys.argv[1])
+resume, rank = sys.argv[2] == "resume", int(os.environ["RANK"])
+with (Run.open(config.run) if resume else Run.create(config.run, config)) if rank == 0 else nullcontext() as run:
+    while not Path(config.run).is_dir():
+        time.sleep(0.01)
+    (Path(config.run) / f"pid{rank}").write_text(str(os.getpid()))
     fit(config, run, resume=resume)
 """
 
@@ -178,3 +196,108 @@ def test_another_batch_size_on_resume_goes_on_where_the_data_stood(configure: Co
     train(config)
     train(configure(train={"steps": 4, "batch_size": 4}), resume=True)
     assert read_manifest(step_path(Path(config.run) / "checkpoints", 4)).position == 2 * 8 + 2 * 4
+
+
+def test_stopping_right_after_a_resume_leaves_the_checkpoint_alone(configure: Configure) -> None:
+    """It is the only one: written again, it would be gone for a moment."""
+    config = configure(train={"steps": 2})
+    train(config)
+    path = step_path(Path(config.run) / "checkpoints", 2)
+    before = (path / "manifest.json").stat()
+    longer = configure(train={"steps": 6})
+    with Run.open(longer.run) as run:
+        assert fit(longer, run, resume=True, stop=lambda: True).interrupted
+    after = (path / "manifest.json").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def full_disk_of_the_first(processes: Processes, config: TrainConfig) -> tuple[str, int]:
+    if processes.rank == 0:
+        checkpoint.free_bytes = lambda path: 10  # type: ignore[assignment]
+    steps: list[int] = []
+    try:
+        if processes.rank == 0:
+            with Run.create(config.run, config) as run:
+                fit(config, run, lambda kind, fields: steps.append(fields["step"]) if kind == "step" else None)
+        else:
+            fit(config, None)
+    except EngineError as error:
+        return str(error), max(steps, default=0)
+    return "went on", 0
+
+
+def test_a_full_disk_ends_all_processes_soon_and_alike(configure: Configure, tmp_path: Path) -> None:
+    config = configure(train={"steps": 200}, checkpoint={"every": 100}, layout={"replicate": 2})
+    (first, steps), (second, _) = run_ranks(full_disk_of_the_first, 2, tmp_path / "ranks", config)
+    assert "free some space" in first
+    assert first == second
+    assert 100 <= steps < 200, "the failed save was noticed only by the next one"
+    assert not list((Path(config.run) / "checkpoints").iterdir())
+    assert [event.kind for event in read(Path(config.run) / "events.jsonl")][-1] == "error"
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_a_foreign_layout_loads_bit_for_bit(configure: Configure, tmp_path: Path, shards: int) -> None:
+    """One process -> shards (uneven ones too) -> one process: every tensor of model, optimizer and average comes back."""
+    tables: dict[str, Any] = {"train": {"steps": 2, "batch_size": 6, "ema_decay": 0.9}, "schedule": {"kind": "constant"}}
+    config = configure(**tables)
+    train(config)
+    folder = Path(config.run) / "checkpoints"
+    before = saved_tensors(step_path(folder, 2))
+    run_ranks(save_again, shards, tmp_path / "ranks", configure(layout={"shard": shards}, **tables), timeout_s=60)
+    after = saved_tensors(step_path(folder, 3))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def saved_tensors(path: Path) -> dict[str, torch.Tensor]:
+    shapes = {name: entry for name, entry in verify(path).tensors.items() if name != "rng.torch"}
+    tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (kind, shape) in shapes.items()}
+    checkpoint._read(path, tensors, alone=True)
+    return tensors
+
+
+def save_again(processes: Processes, config: TrainConfig) -> None:
+    """Load the newest checkpoint in this layout and write it as that of the next step, without training."""
+    from surefoot.train.setup import open_session
+
+    session = open_session(config, processes, resume=True)
+    saver = checkpoint.Saver(
+        Path(config.run) / "checkpoints", session.state, config.checkpoint, processes, session.facts, on_saved=lambda **fields: None
+    )
+    session.state.step += 1
+    saver.save(loss=None)
+    saver.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"replicate": 2}, {"shard": 2}], ids=["replicate", "shard"])
+def test_when_one_of_two_processes_is_killed_the_run_resumes_bit_identical(
+    configure: Configure, tmp_path: Path, layout: dict[str, int]
+) -> None:
+    tables: dict[str, Any] = {"train": {"steps": 150, "precision": "float32"}, "checkpoint": {"every": 1}, "layout": layout}
+    straight, broken = configure("straight", **tables), configure("broken", **tables)
+    files = {config.run: tmp_path / f"{Path(config.run).name}.toml" for config in (straight, broken)}
+    for config in (straight, broken):
+        files[config.run].write_text(dumps(config))
+
+    def started(config: TrainConfig, mode: str) -> subprocess.Popen[str]:
+        code = (
+            f"from surefoot.parallel import launch; import sys; sys.exit(launch(2, ['-c', {PAIR!r}, {str(files[config.run])!r}, '{mode}']))"
+        )
+        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+    assert started(straight, "new").wait(timeout=180) == 0
+    child = started(broken, "new")
+    end = time.monotonic() + 60
+    while time.monotonic() < end and (newest_whole(Path(broken.run) / "checkpoints") is None):
+        time.sleep(0.05)
+    time.sleep(0.4)
+    os.kill(int((Path(broken.run) / "pid1").read_text()), signal.SIGKILL)
+    assert child.wait(timeout=60) == 137
+    assert child.stderr is not None
+    assert "process 1 (exit code 137)" in child.stderr.read()
+    child.stderr.close()
+    assert started(broken, "resume").wait(timeout=180) == 0
+    expected, found = (saved_tensors(step_path(Path(config.run) / "checkpoints", 150)) for config in (straight, broken))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

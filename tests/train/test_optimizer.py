@@ -80,6 +80,20 @@ def test_muon_treats_each_fused_product_on_its_own() -> None:
     torch.testing.assert_close(whole[16:], muon_direction(matrix[16:], ()))
 
 
+def test_the_first_step_of_muon_is_its_direction_section_by_section() -> None:
+    """Momentum starts at zero, so the first Nesterov direction is that of the gradient; its length does not matter."""
+    model = model_of(torch.float64)
+    optimizer = Optimizer(dict(model.named_parameters()), declarations(model), SPEC, OptimizerConfig(kind="muon", weight_decay=0.0))
+    found, before = gradients(model, 0), {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer.step(found, lr=1e-2)
+    name = "layers.0.mixer.qkv.weight"  # 16 rows of queries, 8 of keys, 8 of values
+    gradient = found[name]
+    assert gradient is not None
+    expected = torch.cat([orthogonalise(piece) * 0.2 * 4.0 for piece in gradient.split((16, 8, 8))])  # 4 = sqrt(max(rows, 16))
+    moved = (before[name] - model.get_parameter(name).detach()) / 1e-2
+    torch.testing.assert_close(moved, expected, rtol=1e-5, atol=1e-6)  # 1e-7 is added to the norm before dividing
+
+
 def test_bfloat16_weights_are_the_rounding_of_float32_masters() -> None:
     """Updates far below a bfloat16 step must add up in the masters: without them a weight of one would never move."""
     model = model_of(torch.bfloat16)
