@@ -15,7 +15,14 @@ from surefoot.models.spec import AttentionSpec, NormSpec
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, *, scale: float, window: int | None, softcap: float | None) -> Tensor:
-    """softmax(q k^T scale + mask) v for q: [B, T, H, Q], k: [B, S, K, Q], v: [B, S, K, Qv]; returns [B, T, H, Qv].
+    """softmax(q k^T scale + mask) v for q: [B, T, H, Q], k: [B, S, K, Q], v: [B, S, K, Qv]; returns [B, T, H, Qv]."""
+    if context.exchange is not None:
+        return context.exchange.attend(q, k, v, context, scale=scale, window=window, softcap=softcap)
+    return attend_here(q, k, v, context, scale=scale, window=window, softcap=softcap)
+
+
+def attend_here(q: Tensor, k: Tensor, v: Tensor, context: Context, *, scale: float, window: int | None, softcap: float | None) -> Tensor:
+    """`attend` where every key of the sequence is at hand.
 
     One algorithm, and the fastest kernel that computes it: on a CPU our own blocks, elsewhere SDPA; an explicit mask for windows
     (and packed rows where a device has no kernel for them), and plain matrix products where scores are capped.
@@ -31,6 +38,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, *, scale: float, w
     plain = window is None and (tokens == keys or tokens == 1)
     if plain and tokens == keys and tokens > 1 and q.device.type == "cpu":
         return causal_attention(q, k, v, context.documents, scale)
+    if window is None and tokens == 1 and q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        return _decode(q, k, v, None if context.documents is None else visible(context, 1, None, q.device), scale)
     value_dim = v.shape[-1]
     if value_dim < q.shape[-1]:
         # Flash kernels want equal head sizes; zero columns of v come out as zero columns and are cut off.
@@ -46,6 +55,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, *, scale: float, w
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return out.transpose(1, 2)[..., :value_dim]
+
+
+def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """One query a row, in bfloat16 on a CPU, where SDPA's kernel is several times slower than two products; scores in float32."""
+    batch, _, heads, size = q.shape
+    grouped = q.view(batch, k.shape[2], -1, size).float()
+    scores = (grouped @ k.permute(0, 2, 3, 1).float()).mul_(scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    weights = scores.softmax(-1).to(v.dtype)
+    return (weights @ v.transpose(1, 2)).view(batch, 1, heads, -1)
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
@@ -77,14 +97,14 @@ class Attention(nn.Module):
         self.window = spec.window if sliding else None
         self.scale = spec.scale if spec.scale is not None else spec.head_dim**-0.5
         q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        self.rows = (q_rows, kv_rows, kv_rows)
-        self.qkv = Linear(dim, sum(self.rows), bias=spec.qkv_bias, split="column", sections=self.rows, device=device, dtype=dtype)
+        rows = (q_rows, kv_rows, kv_rows)
+        self.qkv = Linear(dim, sum(rows), bias=spec.qkv_bias, split="column", sections=rows, device=device, dtype=dtype)
         self.out = Linear(q_rows, dim, bias=spec.out_bias, split="row", residual=True, device=device, dtype=dtype)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if spec.qk_norm != "none":
             per_head = spec.qk_norm == "head"
-            # Heads share a per-head norm, so tensor ranks hold partial sums of its gradient; a full norm is cut with the heads.
+            # Heads share a per-head norm; a full norm is cut with the heads.
             q_size, k_size = (spec.head_dim, spec.head_dim) if per_head else (q_rows, kv_rows)
             cut = None if per_head else 0
             for name, size in (("q_norm", q_size), ("k_norm", k_size)):
@@ -93,7 +113,6 @@ class Attention(nn.Module):
                     norm.eps,
                     offset=norm.offset,
                     tp_dim=cut,
-                    partial=("tokens", "tensor") if per_head else ("tokens",),
                     device=device,
                     dtype=dtype,
                 )
@@ -101,7 +120,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Context, state: KVState | None = None) -> Tensor:
         batch, tokens, _ = x.shape
-        q, k, v = self.qkv(x).split(self.rows, dim=-1)
+        qkv = self.qkv(x)
+        kv_rows = qkv.shape[-1] * self.spec.kv_heads // (self.spec.heads + 2 * self.spec.kv_heads)
+        q, k, v = qkv.split((qkv.shape[-1] - 2 * kv_rows, kv_rows, kv_rows), dim=-1)
         if self.q_norm is not None and self.k_norm is not None and self.spec.qk_norm == "full":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (part.view(batch, tokens, -1, self.spec.head_dim) for part in (q, k, v))

@@ -37,6 +37,15 @@ class ShortConv(nn.Module):
         batch, tokens, _ = gated.shape
         halo = self.width - 1
         documents = context.documents
+        mixed = self.kernel[:, -1] * gated
+        if context.exchange is not None:
+            earlier, theirs = context.exchange.earlier(gated, documents, halo)
+            for tap in range(halo):
+                reached = earlier[tap]
+                if documents is not None and theirs is not None:
+                    reached = reached * (theirs[tap] == documents)[..., None]
+                mixed = mixed + self.kernel[:, tap] * reached
+            return self._finish(c, mixed)
         if state is not None:
             own = documents if documents is not None else torch.zeros(batch, tokens, dtype=torch.int32, device=x.device)
             inputs, documents = torch.cat((state.inputs, gated), dim=1), torch.cat((state.documents, own), dim=1)
@@ -45,12 +54,14 @@ class ShortConv(nn.Module):
             inputs = nn.functional.pad(gated, (0, 0, halo, 0))
             if documents is not None:
                 documents = nn.functional.pad(documents, (halo, 0), value=-2)  # no document: these taps are zero anyway
-        mixed = self.kernel[:, -1] * gated
         for tap in range(halo):
             earlier = inputs[:, tap : tap + tokens]
             if documents is not None:
                 earlier = earlier * (documents[:, tap : tap + tokens] == documents[:, halo:])[..., None]
             mixed = mixed + self.kernel[:, tap] * earlier
+        return self._finish(c, mixed)
+
+    def _finish(self, c: Tensor, mixed: Tensor) -> Tensor:
         if self.kernel_bias is not None:
             mixed = mixed + self.kernel_bias
         out: Tensor = self.out(c * mixed)

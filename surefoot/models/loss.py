@@ -6,7 +6,9 @@ chunk instead of several float32 copies of [tokens, V], and the head's product i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +20,24 @@ from surefoot.models.products import product
 
 IGNORED = -100
 CHUNK_BYTES = 32 * 2**20
+
+
+class Criterion(Protocol):
+    """The loss of a stream: `head_cross_entropy`, or the same over processes."""
+
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, *, multiplier: float, softcap: float | None
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which part of a vocabulary cut over processes this one holds: entries from `start` on, and how statistics [2, rows] or [rows]
+    are combined over all parts."""
+
+    start: int
+    maximum: Callable[[Tensor], Tensor]
+    total: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,18 +59,26 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 class _HeadCrossEntropy(Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, multiplier: float, softcap: float | None
+        ctx: FunctionCtx,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        scale: Tensor,
+        multiplier: float,
+        softcap: float | None,
+        vocabulary: Vocabulary | None,
+        chunk_rows: int,
     ) -> Tensor:
         needs_grad = any(ctx.needs_input_grad[:2])  # type: ignore[attr-defined]
         wide = accumulation_dtype(hidden.dtype)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         d_hidden = torch.empty_like(hidden) if needs_grad else None
-        step = max(1, CHUNK_BYTES // (weight.shape[0] * (8 if wide == torch.float64 else 4)))
+        step = chunk_rows or max(1, CHUNK_BYTES // (weight.shape[0] * (8 if wide == torch.float64 else 4)))
         single = step >= hidden.shape[0]
         d_weight: Tensor | None = None
         for start in range(0, hidden.shape[0], step):
             rows = slice(start, start + step)
-            part, d_logits = _chunk(hidden[rows], weight, labels[rows], scale, multiplier, softcap, needs_grad)
+            part, d_logits = _chunk(hidden[rows], weight, labels[rows], scale, multiplier, softcap, vocabulary, needs_grad)
             total += part
             if d_hidden is None or d_logits is None:
                 continue
@@ -67,11 +95,18 @@ class _HeadCrossEntropy(Function):
         grad = grads[0]
         if grad.device.type != "cpu" or grad.item() != 1.0:
             d_hidden, d_weight = d_hidden * grad.to(d_hidden.dtype), d_weight * grad.to(d_weight.dtype)
-        return d_hidden, d_weight.to(d_hidden.dtype), None, None, None, None
+        return d_hidden, d_weight.to(d_hidden.dtype), None, None, None, None, None, None
 
 
 def _chunk(
-    hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, multiplier: float, softcap: float | None, needs_grad: bool
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    multiplier: float,
+    softcap: float | None,
+    vocabulary: Vocabulary | None,
+    needs_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the chunk's scaled loss and d loss / d (h W^T), [rows, V] in the dtype of `hidden`."""
     logits = product(hidden, weight).to(accumulation_dtype(hidden.dtype))
@@ -80,15 +115,23 @@ def _chunk(
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     trained = labels != IGNORED
-    target = torch.where(trained, labels, 0)[:, None]
-    lse = logits.logsumexp(-1, keepdim=True)
+    start = 0 if vocabulary is None else vocabulary.start
+    here = trained & (labels >= start) & (labels < start + weight.shape[0])
+    target = torch.where(here, labels - start, 0)[:, None]
+    picked = torch.where(here[:, None], logits.gather(-1, target), 0.0)
+    if vocabulary is None:
+        lse = logits.logsumexp(-1, keepdim=True)
+    else:
+        largest = vocabulary.maximum(logits.amax(-1))[:, None]
+        sums, chosen = vocabulary.total(torch.stack(((logits - largest).exp().sum(-1), picked[:, 0])))
+        lse, picked = largest + sums.log()[:, None], chosen[:, None]
     weights = trained.to(logits.dtype)[:, None] * scale.to(logits.dtype)
-    loss = ((lse - logits.gather(-1, target)) * weights).sum()
+    loss = ((lse - picked) * weights).sum()
     if not needs_grad:
         return loss, None
     slope = multiplier if softcap is None else multiplier * (1.0 - (logits / softcap).square())
     grad = (logits - lse).exp_() if softcap is not None else logits.sub_(lse).exp_()
-    grad.scatter_add_(-1, target, torch.full_like(lse, -1.0))
+    grad.scatter_add_(-1, target, -here.to(grad.dtype)[:, None])
     grad *= weights
     if softcap is not None or multiplier != 1.0:
         grad *= slope
@@ -96,15 +139,26 @@ def _chunk(
 
 
 def head_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, *, multiplier: float = 1.0, softcap: float | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    scale: Tensor,
+    *,
+    multiplier: float = 1.0,
+    softcap: float | None = None,
+    vocabulary: Vocabulary | None = None,
+    chunk_rows: int = 0,
 ) -> Tensor:
     """Return sum of -log p(label) * scale over labels != -100.
 
-    hidden: [S, D], weight: [V, D], labels: [S] int64, scale: 0-d. Logits are `multiplier * h W^T`, then soft-capped.
+    hidden: [B, T, D], weight: [V, D], labels: [B, T] int64, scale: 0-d. Logits are `multiplier * h W^T`, then soft-capped. `vocabulary`:
+    `weight` is a part of the head's rows; every part returns the whole loss, and gradients through its own rows only. `chunk_rows`:
+    rows of logits at a time (0: as many as `CHUNK_BYTES` hold), the same on every part.
     """
+    hidden, labels = hidden.flatten(0, -2), labels.flatten()
     if torch.is_autocast_enabled(hidden.device.type):
         narrow = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(narrow), weight.to(narrow)
     with torch.autocast(hidden.device.type, enabled=False):
-        out: Tensor = _HeadCrossEntropy.apply(hidden, weight, labels, scale, multiplier, softcap)  # type: ignore[no-untyped-call]
+        out: Tensor = _HeadCrossEntropy.apply(hidden, weight, labels, scale, multiplier, softcap, vocabulary, chunk_rows)  # type: ignore[no-untyped-call]
     return out

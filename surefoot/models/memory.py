@@ -196,11 +196,11 @@ def _ffn(spec: ModelSpec, w: _Widths) -> tuple[int, int]:
 
 
 def _moe(spec: ModelSpec, w: _Widths) -> tuple[int, int]:
-    """The router's (in float32), then rows of every choice: input, gate and up, act(gate), their product, output."""
+    """The router's (in float32), who goes where, then rows of every choice: input, gate and up, output."""
     assert spec.moe is not None
     moe, dim = spec.moe, spec.dim
-    kept = dim * WIDE + moe.experts * WIDE + moe.top_k * (8 + WIDE + w.compute) + 2 * WIDE
-    kept += moe.top_k * (2 * dim + 4 * moe.hidden) * w.compute
+    kept = dim * WIDE + moe.experts * WIDE + moe.top_k * (3 * 8 + WIDE + w.compute) + 2 * WIDE
+    kept += moe.top_k * (2 * dim + 2 * moe.hidden) * w.compute
     weights = 3 * moe.experts * dim * moe.hidden
     if moe.shared_hidden:
         kept += 4 * moe.shared_hidden * w.compute + (0 if w.compute == WIDE else dim * w.compute)

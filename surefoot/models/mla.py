@@ -40,20 +40,18 @@ class MLA(nn.Module):
         self.q_down: Linear | None = None
         self.q_norm: RMSNorm | None = None
         if spec.q_rank is not None:
-            # Each tensor rank sends back only its own heads' gradient of a latent: a partial sum.
-            self.q_down = Linear(dim, spec.q_rank, bias=spec.bias, partial=("tokens", "tensor"), device=device, dtype=dtype)
-            self.q_norm = RMSNorm(spec.q_rank, spec.norm_eps, partial=("tokens", "tensor"), device=device, dtype=dtype)
+            self.q_down = Linear(dim, spec.q_rank, bias=spec.bias, device=device, dtype=dtype)
+            self.q_norm = RMSNorm(spec.q_rank, spec.norm_eps, device=device, dtype=dtype)
         self.q_up = Linear(spec.q_rank or dim, q_rows, split="column", device=device, dtype=dtype)
         self.kv_down = Linear(
             dim,
             spec.kv_rank + spec.rope_dim,
             bias=spec.bias,
             sections=(spec.kv_rank, spec.rope_dim),
-            partial=("tokens", "tensor"),
             device=device,
             dtype=dtype,
         )
-        self.kv_norm = RMSNorm(spec.kv_rank, spec.norm_eps, partial=("tokens", "tensor"), device=device, dtype=dtype)
+        self.kv_norm = RMSNorm(spec.kv_rank, spec.norm_eps, device=device, dtype=dtype)
         self.kv_up = Linear(spec.kv_rank, kv_rows, split="column", device=device, dtype=dtype)
         self.out = Linear(spec.heads * spec.value_dim, dim, bias=spec.bias, split="row", residual=True, device=device, dtype=dtype)
 
@@ -61,7 +59,7 @@ class MLA(nn.Module):
         batch, tokens, _ = x.shape
         spec = self.spec
         q = self.q_up(x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x)))
-        q_nope, q_rope = q.view(batch, tokens, spec.heads, -1).split((spec.nope_dim, spec.rope_dim), dim=-1)
+        q_nope, q_rope = q.view(batch, tokens, -1, spec.nope_dim + spec.rope_dim).split((spec.nope_dim, spec.rope_dim), dim=-1)
         latent, k_rope = self.kv_down(x).split((spec.kv_rank, spec.rope_dim), dim=-1)
         latent = self.kv_norm(latent)
         cos, sin = context.rotation(sliding=False)
@@ -77,15 +75,15 @@ class MLA(nn.Module):
 
     def _expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, context: Context) -> Tensor:
         spec = self.spec
-        kv = self.kv_up(latent).view(*latent.shape[:2], spec.heads, -1)
+        kv = self.kv_up(latent).view(*latent.shape[:2], -1, spec.nope_dim + spec.value_dim)
         k_nope, v = kv.split((spec.nope_dim, spec.value_dim), dim=-1)
         q = torch.cat((q_nope, q_rope), dim=-1)
-        k = torch.cat((k_nope, k_rope.expand(-1, -1, spec.heads, -1)), dim=-1)
+        k = torch.cat((k_nope, k_rope.expand(-1, -1, k_nope.shape[2], -1)), dim=-1)
         return attend(q, k, v, context, scale=self.scale, window=None, softcap=None)
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, remembered: Tensor, context: Context) -> Tensor:
         spec = self.spec
-        up = self.kv_up.weight.view(spec.heads, spec.nope_dim + spec.value_dim, spec.kv_rank)
+        up = self.kv_up.weight.view(-1, spec.nope_dim + spec.value_dim, spec.kv_rank)
         up_k, up_v = up.split((spec.nope_dim, spec.value_dim), dim=1)
         latent, k_rope = remembered.split((spec.kv_rank, spec.rope_dim), dim=-1)
         q = torch.cat((torch.einsum("bthn,hnr->bthr", q_nope, up_k), q_rope), dim=-1)

@@ -1,4 +1,6 @@
-"""Mixture of experts: router, dispatch, experts, combine; dropless, so that a token's output depends on that token alone."""
+"""Mixture of experts: router, dispatch, experts, combine; dropless, so that a token's output depends on that token alone.
+
+Nothing here is cut by tensor parallelism: each process works on its own tokens, and experts are cut among processes by number."""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from surefoot.models.experts import combine, gather, grouped_linear, make_dispatch
-from surefoot.models.ffn import FeedForward, gate
+from surefoot.models.context import Context
+from surefoot.models.experts import combine, count_choices, gather, grouped_ffn, make_dispatch
+from surefoot.models.ffn import FeedForward
 from surefoot.models.parameters import Linear, accumulation_dtype, declare
 from surefoot.models.spec import FeedForwardSpec, MoESpec
 
@@ -45,11 +48,12 @@ def _eligible(ranked: Tensor, spec: MoESpec) -> Tensor:
     return kept.repeat_interleave(grouped.shape[-1], dim=-1)
 
 
-def balance_loss(routing: Routing, spec: MoESpec, rows: int, counted: Tensor | None) -> Tensor:
+def balance_loss(routing: Routing, spec: MoESpec, rows: int, counted: Tensor | None, context: Context | None = None) -> Tensor:
     """Sum over sequences of (tokens of the sequence) x its load-balancing loss, plus the z-loss summed over tokens.
 
     Switch (arXiv 2101.03961, eq. 4) in the scope of one sequence: E / (k T^2) sum_e c_e sum_t p_te, which is 1 when balanced.
-    Sequence scope makes it independent of how a batch is cut. `counted`: [S] bool, False for padding.
+    Sequence scope makes it independent of how a batch is cut. `counted`: [S] bool, False for padding. Where a sequence is cut,
+    counts (which carry no gradient) are summed over its parts, and what is returned is this part's share: it is linear in p.
     """
     experts = spec.experts
     scores, chosen = routing.scores, routing.chosen
@@ -59,12 +63,38 @@ def balance_loss(routing: Routing, spec: MoESpec, rows: int, counted: Tensor | N
     hits = torch.zeros_like(scores).scatter_(-1, chosen, 1.0) * weight[:, None]
     tokens = weight.view(rows, -1).sum(-1)
     counts = hits.view(rows, -1, experts).sum(1)
+    if context is not None and context.exchange is not None:
+        tokens, counts = context.exchange.total(torch.cat((tokens[:, None], counts), dim=1)).split((1, experts), dim=1)
+        tokens = tokens[:, 0]
     mass = (scores * weight[:, None]).view(rows, -1, experts).sum(1)
     per_sequence = experts / spec.top_k * (counts * mass).sum(-1) / tokens.clamp(min=1.0)
     total = spec.aux_coefficient * per_sequence.sum() if spec.balance == "aux_loss" else scores.new_zeros(())
     if spec.z_coefficient:
         total = total + spec.z_coefficient * (routing.logits.logsumexp(-1).square() * weight).sum()
     return total
+
+
+class Experts(nn.Module):
+    """rows: [R, D] sorted by expert, counts: [E] rows of each -> [R, D], each row through its own expert.
+
+    `gate_up`: [E, 2F, D], `down`: [E, D, F].
+    """
+
+    gate_up: nn.Parameter
+    down: nn.Parameter
+
+    def __init__(self, spec: MoESpec, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.activation, width = spec.activation, spec.hidden
+        shape, sections = (spec.experts, 2 * width, dim), (width, width)
+        declare(self, "gate_up", *shape, role="hidden", fan_in=dim, sections=sections, expert=True, device=device, dtype=dtype)
+        shape = (spec.experts, dim, width)
+        declare(self, "down", *shape, role="hidden", fan_in=width, residual=True, expert=True, device=device, dtype=dtype)
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        gate_up: Tensor = self.gate_up
+        down: Tensor = self.down
+        return grouped_ffn(rows, gate_up.to(rows.dtype), down.to(rows.dtype), counts, self.activation)
 
 
 class MoE(nn.Module):
@@ -74,8 +104,6 @@ class MoE(nn.Module):
     recomputed forward (activation checkpointing) cannot count twice.
     """
 
-    experts_gate_up: nn.Parameter
-    experts_down: nn.Parameter
     counts: Tensor
     router_bias: Tensor | None
 
@@ -83,64 +111,34 @@ class MoE(nn.Module):
         super().__init__()
         self.spec = spec
         self.router = Linear(dim, spec.experts, role="router", device=device, dtype=dtype)
-        width = spec.hidden
-        declare(
-            self,
-            "experts_gate_up",
-            spec.experts,
-            2 * width,
-            dim,
-            role="hidden",
-            fan_in=dim,
-            sections=(width, width),
-            tp_dim=1,
-            expert=True,
-            device=device,
-            dtype=dtype,
-        )
-        declare(
-            self,
-            "experts_down",
-            spec.experts,
-            dim,
-            width,
-            role="hidden",
-            fan_in=width,
-            tp_dim=2,
-            residual=True,
-            expert=True,
-            device=device,
-            dtype=dtype,
-        )
+        self.experts = Experts(spec, dim, device=device, dtype=dtype)
         self.shared: FeedForward | None = None
         if spec.shared_hidden:
             shared = FeedForwardSpec(hidden=spec.shared_hidden, activation=spec.activation)
-            self.shared = FeedForward(shared, dim, device=device, dtype=dtype)
+            self.shared = FeedForward(shared, dim, split=False, device=device, dtype=dtype)
         wide = accumulation_dtype(dtype or torch.get_default_dtype())
         self.register_buffer("router_bias", torch.zeros(spec.experts, device=device, dtype=wide) if spec.has_bias else None)
         self.register_buffer("counts", torch.zeros(spec.experts, device=device, dtype=torch.int64), persistent=False)
 
-    # Row counts steer Python loops, so this part is not for the compiler.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         spec = self.spec
         flat = x.reshape(-1, x.shape[-1])
+        documents = context.documents
+        if documents is not None and context.exchange is not None:
+            documents = context.exchange.stream(documents)
+        counted = None if documents is None else (documents >= 0).flatten()
         wide = accumulation_dtype(self.router.weight.dtype)
         with torch.autocast(x.device.type, enabled=False):
             routing = route(nn.functional.linear(flat.to(wide), self.router.weight.to(wide)), spec, self.router_bias)
-        dispatch, counts = make_dispatch(routing.chosen, spec.experts)
-        counted = None if documents is None else (documents >= 0).flatten()
-        self.counts = counts if counted is None else torch.bincount(routing.chosen[counted].flatten(), minlength=spec.experts)
-        gate_up: Tensor = self.experts_gate_up
-        down: Tensor = self.experts_down
+        dispatch = make_dispatch(routing.chosen, spec.experts)
+        self.counts = dispatch.counts if counted is None else count_choices(routing.chosen, spec.experts, counted)
         if torch.is_autocast_enabled(x.device.type):
-            narrow = torch.get_autocast_dtype(x.device.type)
-            flat, gate_up, down = flat.to(narrow), gate_up.to(narrow), down.to(narrow)
-        hidden = gate(grouped_linear(gather(flat, dispatch), gate_up, dispatch), spec.activation)
-        y = combine(grouped_linear(hidden, down, dispatch), routing.weights.to(flat.dtype), dispatch).view_as(x)
+            flat = flat.to(torch.get_autocast_dtype(x.device.type))
+        rows = self.experts(gather(flat, dispatch), dispatch.counts)
+        y = combine(rows, routing.weights.to(flat.dtype), dispatch).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
-        return y, balance_loss(routing, spec, x.shape[0], counted)
+        return y, balance_loss(routing, spec, x.shape[0], counted, context)
 
 
 def balanced(bias: Tensor, counts: Tensor, rate: float) -> Tensor:

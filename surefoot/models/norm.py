@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
@@ -25,17 +23,20 @@ class RMSNorm(nn.Module):
         *,
         offset: bool = False,
         tp_dim: int | None = None,
-        partial: tuple[Literal["tokens", "tensor"], ...] = ("tokens",),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.eps, self.offset = eps, offset
-        declare(self, "weight", dim, role="norm", tp_dim=tp_dim, partial=partial, device=device, dtype=dtype)
+        declare(self, "weight", dim, role="norm", tp_dim=tp_dim, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(accumulation_dtype(x.dtype))
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        normed = wide * torch.rsqrt(self.mean_square(wide) + self.eps)
         if self.offset:
             return (normed * (1.0 + self.weight.to(wide.dtype))).to(x.dtype)
         return self.weight * normed.to(x.dtype)
+
+    def mean_square(self, x: Tensor) -> Tensor:
+        """x: [..., D] -> [..., 1]."""
+        return x.square().mean(-1, keepdim=True)

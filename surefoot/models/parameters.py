@@ -16,16 +16,17 @@ from surefoot.models.products import linear
 
 Role = Literal["embedding", "hidden", "head", "norm", "bias", "router", "kernel"]
 
+Split = Literal["column", "row"] | None
+
 
 @dataclass(frozen=True)
 class ParamDecl:
     """The facts about one parameter.
 
     `sections`: sizes, along the output dimension, of the products fused in one matrix (q, k, v; gate, up).
-    `tp_dim`: the dimension tensor parallelism may cut, None where every tensor rank keeps a whole copy.
-    `partial`: over what the gradient of a *replicated* copy is a partial sum. "tokens" stands for every mesh axis that splits
-    tokens (data, context, and tensor under sequence parallelism); "tensor" is added where tensor ranks hold different heads
-    that share the parameter, so that their contributions differ even for the same tokens.
+    `tp_dim`: the dimension tensor parallelism cuts, None where every tensor rank keeps a whole copy.
+    `expert`: the first dimension counts experts, which expert parallelism cuts.
+    How a gradient is summed follows from these two alone: see `parallel/placement.py`.
     """
 
     shape: tuple[int, ...]
@@ -33,7 +34,6 @@ class ParamDecl:
     fan_in: int
     sections: tuple[int, ...] = ()
     tp_dim: int | None = None
-    partial: tuple[Literal["tokens", "tensor"], ...] = ("tokens",)
     residual: bool = False
     expert: bool = False
 
@@ -51,7 +51,6 @@ def declare(
     fan_in: int = 1,
     sections: tuple[int, ...] = (),
     tp_dim: int | None = None,
-    partial: tuple[Literal["tokens", "tensor"], ...] = ("tokens",),
     residual: bool = False,
     expert: bool = False,
     device: torch.device | str | None = None,
@@ -60,7 +59,7 @@ def declare(
     """Register an uninitialised parameter `name` on `module` together with its declaration."""
     module.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
     decls: dict[str, ParamDecl] = module.__dict__.setdefault("decls", {})
-    decls[name] = ParamDecl(shape, role, fan_in, sections, tp_dim, partial, residual, expert)
+    decls[name] = ParamDecl(shape, role, fan_in, sections, tp_dim, residual, expert)
 
 
 def declarations(model: nn.Module) -> dict[str, ParamDecl]:
@@ -90,9 +89,8 @@ class Linear(nn.Module):
         *,
         bias: bool = False,
         role: Role = "hidden",
-        split: Literal["column", "row"] | None = None,
+        split: Split = None,
         sections: tuple[int, ...] = (),
-        partial: tuple[Literal["tokens", "tensor"], ...] = ("tokens",),
         residual: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -108,7 +106,6 @@ class Linear(nn.Module):
             fan_in=inputs,
             sections=sections,
             tp_dim=cut,
-            partial=partial,
             residual=residual,
             device=device,
             dtype=dtype,
@@ -122,7 +119,6 @@ class Linear(nn.Module):
                 fan_in=inputs,
                 sections=sections,
                 tp_dim=0 if split == "column" else None,
-                partial=partial,
                 device=device,
                 dtype=dtype,
             )

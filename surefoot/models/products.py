@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-FEWEST_ROWS = 64  # below this a product is bound by reading the weight, and the libraries do not differ
-
 
 @functools.cache
 def onednn_is_faster() -> bool:
@@ -30,11 +28,7 @@ def onednn_is_faster() -> bool:
 
 def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
-        x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and x.numel() >= FEWEST_ROWS * x.shape[-1]
-        and onednn_is_faster()
-        and not torch.is_autocast_enabled("cpu")
+        x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and onednn_is_faster() and not torch.is_autocast_enabled("cpu")
     )
 
 
@@ -85,6 +79,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W^T + b for x: [..., in], weight: [out, in]."""
     if not _suits_onednn(x, weight):
         return torch.nn.functional.linear(x, weight, bias)
-    y: Tensor = _linear(x.reshape(-1, x.shape[-1]), weight)
+    rows = x.reshape(-1, x.shape[-1])
+    # Without gradients there is nothing to dispatch, which counts when a product takes microseconds.
+    y: Tensor = _linear(rows, weight) if torch.is_grad_enabled() else product(rows, weight)
     y = y.view(*x.shape[:-1], -1)
     return y if bias is None else y + bias

@@ -30,7 +30,7 @@ def shard_model(model: Transformer, layout: Layout) -> None:
     used = mesh if layout.replicate > 1 else mesh["shard"]
     # Gradients of bfloat16 weights are summed in float32.
     policy = MixedPrecisionPolicy(reduce_dtype=accumulation_dtype(model.embed.weight.dtype))
-    for unit in (*model.layers, model):
+    for unit in (*model.layers.values(), model):
         fully_shard(unit, mesh=used, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):

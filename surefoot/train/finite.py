@@ -72,7 +72,7 @@ def _replay(model: Transformer, batch: Batch) -> _Replay:
             replay.finding = (_ACTIVATION, len(replay.executed), f"activation {names[module]}")
 
     leaves = [module for module in model.modules() if "decls" in module.__dict__ or not list(module.children())]
-    handles = [module.register_forward_hook(watch) for module in (*leaves, *model.layers)]
+    handles = [module.register_forward_hook(watch) for module in (*leaves, *model.layers.values())]
     try:
         # Code compiled before, for an evaluation, was made without these hooks and would not call them.
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):

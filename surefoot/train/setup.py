@@ -149,7 +149,7 @@ def load_any(path: Path) -> Transformer:
 
 
 def _prepare_blocks(model: Transformer, config: TrainConfig) -> None:
-    for block in model.layers:
+    for block in model.layers.values():
         if config.train.recompute:
             _recompute(block)
         if config.train.compile:

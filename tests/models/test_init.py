@@ -35,7 +35,9 @@ def test_the_stream_does_not_grow_with_depth() -> None:
         model = Transformer(spec_of(64, layers))
         initialise(model, 0)
         seen: list[float] = []
-        model.layers[-1].register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(float(out[0].detach().square().mean())))
+        model.layers[str(layers - 1)].register_forward_hook(
+            lambda module, inputs, out, seen=seen: seen.append(float(out[0].detach().square().mean()))
+        )
         model(TOKENS)
         sizes.append(seen[0])
     assert sizes[1] < 2.0 * sizes[0]
@@ -49,8 +51,8 @@ def test_weights_depend_on_name_and_seed_alone() -> None:
     initialise(two, 3)
     initialise(other, 4)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    assert not torch.equal(one.layers[0].ffn.down.weight, other.layers[0].ffn.down.weight)
-    assert not torch.equal(one.layers[0].ffn.down.weight, one.layers[1].ffn.down.weight)
+    assert not torch.equal(one.layers["0"].ffn.down.weight, other.layers["0"].ffn.down.weight)
+    assert not torch.equal(one.layers["0"].ffn.down.weight, one.layers["1"].ffn.down.weight)
 
 
 def coordinate_change(dim: int, scheme: str) -> float:
@@ -115,7 +117,7 @@ def block_change(dim: int, scheme: str) -> float:
         [{"params": [p], "lr": 1e-2 * learning_rate_multiplier(decls[n], spec)} for n, p in model.named_parameters()]
     )
     outputs: list[torch.Tensor] = []
-    model.layers[-1].register_forward_hook(lambda module, inputs, out: outputs.append(out[0].detach()))
+    model.layers[str(spec.layers - 1)].register_forward_hook(lambda module, inputs, out: outputs.append(out[0].detach()))
     for _ in range(3):
         optimizer.zero_grad()
         model(TOKENS, labels=TOKENS.roll(-1, 1), normaliser=TOKENS.numel()).total.backward()

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from surefoot.models.context import Context
 from surefoot.models.moe import MoE, balance_loss, balanced, route
 from surefoot.models.spec import MoESpec
 
@@ -18,6 +19,10 @@ def layer_of(spec: MoESpec, dim: int = 6) -> MoE:
     return layer
 
 
+def context(documents: Tensor | None = None) -> Context:
+    return Context(None, None, None, None, documents, None)
+
+
 def dense(layer: MoE, x: Tensor) -> Tensor:
     """The same layer as a loop over tokens and their experts."""
     spec, flat = layer.spec, x.flatten(0, 1)
@@ -27,8 +32,8 @@ def dense(layer: MoE, x: Tensor) -> Tensor:
         total = torch.zeros_like(flat[0])
         for choice in range(spec.top_k):
             expert = int(routing.chosen[token, choice])
-            gate, up = (layer.experts_gate_up[expert] @ flat[token]).chunk(2)
-            total = total + routing.weights[token, choice] * (layer.experts_down[expert] @ (torch.nn.functional.silu(gate) * up))
+            gate, up = (layer.experts.gate_up[expert] @ flat[token]).chunk(2)
+            total = total + routing.weights[token, choice] * (layer.experts.down[expert] @ (torch.nn.functional.silu(gate) * up))
         rows.append(total)
     return torch.stack(rows).view_as(x)
 
@@ -49,7 +54,7 @@ def test_grouped_experts_equal_a_loop_over_tokens(spec: MoESpec) -> None:
     x = torch.randn(2, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     grad = torch.randn(2, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
     results = []
-    for compute in (lambda y: layer(y)[0], lambda y: dense(layer, y)):
+    for compute in (lambda y: layer(y, context())[0], lambda y: dense(layer, y)):
         leaf = x.clone().requires_grad_()
         out = compute(leaf)
         out.backward(grad)
@@ -118,10 +123,10 @@ def test_no_token_leaves_its_groups(router: str) -> None:
 
 def test_experts_without_tokens_get_a_zero_gradient() -> None:
     layer = layer_of(MoESpec(experts=6, top_k=1, hidden=4, balance="none"))
-    layer(torch.randn(1, 2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(12)))[0].sum().backward()
+    layer(torch.randn(1, 2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(12)), context())[0].sum().backward()
     idle = layer.counts == 0
     assert int(idle.sum()) >= 4
-    for parameter in (layer.experts_gate_up, layer.experts_down):
+    for parameter in (layer.experts.gate_up, layer.experts.down):
         assert parameter.grad is not None
         assert not bool(parameter.grad[idle].any())
         assert bool(parameter.grad[~idle].any())
@@ -135,7 +140,7 @@ def test_counts_leave_padding_out_and_survive_recomputation() -> None:
     expected = torch.bincount(chosen.flatten(), minlength=5)
     results = []
     for recompute in (False, True):
-        out, aux = checkpoint(layer, x, documents, use_reentrant=False) if recompute else layer(x, documents)
+        out, aux = checkpoint(layer, x, context(documents), use_reentrant=False) if recompute else layer(x, context(documents))
         assert torch.equal(layer.counts, expected)
         results.append(torch.autograd.grad(out.square().sum() + aux, [x, *layer.parameters()]))
         assert torch.equal(layer.counts, expected)

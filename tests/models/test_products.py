@@ -89,11 +89,11 @@ def test_frozen_inputs_get_no_gradient(needs_x: bool, needs_weight: bool) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_and_few_rows_stay_with_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_dtypes_stay_with_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = counting(monkeypatch)
     weight = normal(9, 24, seed=1)
-    for x, w in ((normal(80, 24).to(dtype), weight.to(dtype)), (normal(products.FEWEST_ROWS - 1, 24), weight)):
-        assert torch.equal(products.linear(x, w, None), torch.nn.functional.linear(x, w))
+    x, narrow = normal(80, 24).to(dtype), weight.to(dtype)
+    assert torch.equal(products.linear(x, narrow, None), torch.nn.functional.linear(x, narrow))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert products.linear(normal(80, 24), weight, None).dtype == torch.bfloat16
     assert seen == []

@@ -105,7 +105,7 @@ def test_inside_a_compiled_block_the_tensor_is_still_named(configure: Configure,
 
     def overflow_after_evaluation(kind: str, fields: dict[str, Any]) -> None:
         if kind == "eval":
-            models[0].layers[1].ffn_norm.weight.data.fill_(3e38)
+            models[0].layers["1"].ffn_norm.weight.data.fill_(3e38)
 
     monkeypatch.setattr(setup, "_make_model", kept)
     config = configure(train={"compile": True, "precision": "float32", "eval_every": 1})

@@ -34,8 +34,8 @@ _FFN: Table = {"ffn.gate_up": ("mlp.gate_proj", "mlp.up_proj"), "ffn.down": "mlp
 _PRE_NORM: Table = {"mixer_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _EXPERTS: Table = {
     "ffn.router": "mlp.gate",
-    "ffn.experts_gate_up": ("mlp.experts.{e}.gate_proj.weight", "mlp.experts.{e}.up_proj.weight"),
-    "ffn.experts_down": "mlp.experts.{e}.down_proj.weight",
+    "ffn.experts.gate_up": ("mlp.experts.{e}.gate_proj.weight", "mlp.experts.{e}.up_proj.weight"),
+    "ffn.experts.down": "mlp.experts.{e}.down_proj.weight",
 }
 
 
@@ -75,8 +75,8 @@ def qwen3_moe(spec: ModelSpec, layer: int) -> Names:
 def mixtral(spec: ModelSpec, layer: int) -> Names:
     experts: Table = {
         "ffn.router": "block_sparse_moe.gate",
-        "ffn.experts_gate_up": ("block_sparse_moe.experts.{e}.w1.weight", "block_sparse_moe.experts.{e}.w3.weight"),
-        "ffn.experts_down": "block_sparse_moe.experts.{e}.w2.weight",
+        "ffn.experts.gate_up": ("block_sparse_moe.experts.{e}.w1.weight", "block_sparse_moe.experts.{e}.w3.weight"),
+        "ffn.experts.down": "block_sparse_moe.experts.{e}.w2.weight",
     }
     return Names(_PRE_NORM | _ATTENTION | experts, _TOP)
 
