@@ -81,6 +81,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.nn.functional.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
     # Without gradients there is nothing to dispatch, which counts when a product takes microseconds.
-    y: Tensor = _linear(rows, weight) if torch.is_grad_enabled() else product(rows, weight)
+    opaque = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    y: Tensor = _linear(rows, weight) if opaque else product(rows, weight)
     y = y.view(*x.shape[:-1], -1)
     return y if bias is None else y + bias
