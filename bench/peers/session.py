@@ -11,7 +11,7 @@ from bench import llama
 from surefoot.data import Batch, DataConfig
 from surefoot.models import ModelSpec
 from surefoot.parallel import Processes
-from surefoot.train.clip import clip_factor, global_norm
+from surefoot.train.clip import clip_factor
 from surefoot.train.config import OptimizerConfig, ScheduleConfig, StepsConfig, TrainConfig
 from surefoot.train.loop import accumulate
 from surefoot.train.setup import Session, open_session
@@ -45,11 +45,11 @@ def make_step(config: TrainConfig) -> tuple[Session, Callable[[Tensor, Tensor], 
     def step(tokens: Tensor, labels: Tensor) -> Tensor:
         count = labels.numel()
         partial = accumulate(session, [Batch(tokens, labels, positions, documents, count, count)], count)
-        gradients = dict(zip(session.names, session.sync.finish(), strict=True))
-        norm = float(global_norm(list(gradients.values()), session.shard_group))
+        gradients = session.sync.finish()
+        norm = float(session.parallel.norm(gradients))
         session.state.optimizer.step(gradients, lr=config.optimizer.lr, clip=clip_factor(norm, config.optimizer.clip_norm))
         session.sync.clear()
-        session.balance_experts(processes)
+        session.balance_experts()
         session.state.step += 1
         return partial[0]
 

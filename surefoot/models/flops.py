@@ -113,6 +113,16 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     )
 
 
+def layer_costs(spec: ModelSpec) -> list[int]:
+    """Return the weights each layer multiplies a token with; the head counts with the last layer."""
+    costs = []
+    for layer in range(spec.layers):
+        alone = {"layers": 1, "pattern": (spec.mixer(layer),), "ffn_pattern": (spec.feed_forward(layer),)}
+        costs.append(sum(part.multiplied for part in breakdown(spec.model_copy(update=alone)) if part.name != "head"))
+    costs[-1] += spec.vocab_size * spec.dim
+    return costs
+
+
 def count_flops(spec: ModelSpec, tokens: int, *, convention: Convention = "causal", documents: Sequence[int] | None = None) -> Flops:
     """Return the FLOPs per token of rows of `tokens`.
 

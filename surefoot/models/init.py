@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surefoot.core.random import generator
 from surefoot.models.parameters import ParamDecl, declarations
@@ -47,20 +47,19 @@ def learning_rate_multiplier(decl: ParamDecl, spec: ModelSpec) -> float:
 def initialise(model: Transformer, seed: int) -> None:
     """Fill every parameter and buffer of `model`; the values depend on (seed, canonical name, shape) and the spec alone."""
     for name, decl in declarations(model).items():
-        fill(model.get_parameter(name), name, decl, model.spec, seed)
+        parameter = model.get_parameter(name)
+        parameter.copy_(drawn(name, decl, model.spec, seed, parameter.dtype))
     for layer in model.moe_layers():
         layer.counts.zero_()
         if layer.router_bias is not None:
             layer.router_bias.zero_()
 
 
-def fill(parameter: nn.Parameter | Tensor, name: str, decl: ParamDecl, spec: ModelSpec, seed: int) -> None:
-    """Initialise one whole parameter in place."""
+def drawn(name: str, decl: ParamDecl, spec: ModelSpec, seed: int, dtype: torch.dtype) -> Tensor:
+    """Return the initial values of one whole parameter."""
     if decl.role == "norm":
-        parameter.data.fill_(0.0 if spec.norm.offset else 1.0)
-    elif decl.role == "bias":
-        parameter.data.zero_()
-    else:
-        values = torch.empty(decl.shape, dtype=torch.float32)
-        values.normal_(0.0, standard_deviation(decl, spec), generator=generator(seed, "init", name))
-        parameter.data.copy_(values)
+        return torch.full(decl.shape, 0.0 if spec.norm.offset else 1.0, dtype=dtype)
+    if decl.role == "bias":
+        return torch.zeros(decl.shape, dtype=dtype)
+    values = torch.empty(decl.shape, dtype=torch.float32)
+    return values.normal_(0.0, standard_deviation(decl, spec), generator=generator(seed, "init", name)).to(dtype)

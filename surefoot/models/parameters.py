@@ -6,6 +6,7 @@ knows a layer by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ from surefoot.models.products import linear
 Role = Literal["embedding", "hidden", "head", "norm", "bias", "router", "kernel"]
 
 Split = Literal["column", "row"] | None
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Linear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.product: Product = linear
         cut = {"column": 0, "row": 1, None: None}[split]
         declare(
             self,
@@ -126,7 +129,7 @@ class Linear(nn.Module):
             self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return self.product(x, self.weight, self.bias)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -34,8 +35,9 @@ from surefoot.core.config import parse, to_json
 from surefoot.core.errors import CheckpointError, EngineError, SurefootError
 from surefoot.core.files import disk_error, free_bytes, fsync_dir, hash_file, write_atomic
 from surefoot.models import ModelSpec, Transformer
-from surefoot.parallel.process import Processes
+from surefoot.parallel import Part, Processes
 from surefoot.train.config import CheckpointConfig
+from surefoot.train.dcp import PartLoadPlanner, PartSavePlanner
 from surefoot.train.finite import NotFiniteError, first_not_finite
 from surefoot.train.retention import kept
 from surefoot.train.state import TrainState, snapshot
@@ -136,7 +138,7 @@ def load(path: Path, state: TrainState, processes: Processes) -> Manifest:
     return manifest
 
 
-def _compare(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+def _compare(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor | Part]) -> None:
     remedy = "resume with the configuration the run was started with"
     for name, tensor in tensors.items():
         saved = manifest.tensors.get(name)
@@ -148,10 +150,10 @@ def _compare(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> N
             raise CheckpointError(f"{name} is {saved[0]}, not {_dtype(tensor)}", where=str(path), remedy=remedy)
 
 
-def _read(path: Path, tensors: dict[str, Tensor], alone: bool) -> None:
+def _read(path: Path, tensors: Mapping[str, Tensor | Part], alone: bool) -> None:
     try:
         with _quiet():
-            dcp_load(tensors, checkpoint_id=path, no_dist=alone)
+            dcp_load(dict(tensors), checkpoint_id=path, no_dist=alone, planner=PartLoadPlanner())
     except CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
         raise CheckpointError(f"cannot be read: {first}", where=str(path), remedy=_alternative(path)) from error
@@ -238,7 +240,7 @@ class Saver:
             return time.perf_counter() - start
         self._saved = self.state.step
         tensors = self.state.tensors()
-        tensors["rng.torch"] = tensors["rng.torch"].clone()
+        tensors["rng.torch"] = torch.get_rng_state()
         manifest = Manifest(
             step=self.state.step,
             position=self.state.position,
@@ -272,7 +274,7 @@ class Saver:
             error, self._error = self._error, None
             raise error
 
-    def _work(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
+    def _work(self, tensors: dict[str, Tensor | Part], manifest: Manifest) -> None:
         try:
             start = time.perf_counter()
             copies = snapshot(tensors, self._buffers)
@@ -284,10 +286,13 @@ class Saver:
         finally:
             self._captured.set()
 
-    def _write(self, copies: dict[str, Tensor], manifest: Manifest) -> None:
+    def _write(self, copies: dict[str, Tensor | Part], manifest: Manifest) -> None:
+        # Each pipeline stage knows its own tensors.
+        for theirs in self.processes.gather(manifest.tensors, self._group):
+            manifest.tensors.update(theirs)
         aside = self.folder / f".step-{manifest.step:08d}.writing"
         try:
-            self._together(lambda: self._admit(copies, manifest.step, aside))
+            self._together(lambda: self._admit(copies, manifest, aside))
             self._together(lambda: self._store(copies, aside))
             self._together(lambda: self._publish(aside, manifest) if self.processes.rank == 0 else None)
         except SurefootError:
@@ -308,27 +313,28 @@ class Saver:
         if first is not None:
             raise first
 
-    def _admit(self, copies: dict[str, Tensor], step: int, aside: Path) -> None:
+    def _admit(self, copies: dict[str, Tensor | Part], manifest: Manifest, aside: Path) -> None:
         """Raise unless every number of the checkpoint is finite and there is room for it."""
         name = first_not_finite(copies)
         if name is not None:
             raise NotFiniteError(
-                f"step {step} left {name} not finite",
+                f"step {manifest.step} left {name} not finite",
                 where=str(self.folder.parent),
                 remedy="it was not saved; resume from the checkpoint before it with a lower optimizer.lr",
                 culprit=name,
             )
         if self.processes.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
-            needed = sum(tensor.numel() * tensor.element_size() for tensor in copies.values()) + ROOM_BYTES
+            needed = sum(math.prod(shape) * getattr(torch, kind).itemsize for kind, shape in manifest.tensors.values()) + ROOM_BYTES
             free = free_bytes(self.folder)
             if free < needed:
                 what = f"the disk has {free / 1e6:.1f} MB free, a checkpoint needs {needed / 1e6:.1f} MB"
                 raise EngineError(what, where=str(self.folder), remedy="free some space, then: surefoot resume")
 
-    def _store(self, copies: dict[str, Tensor], aside: Path) -> None:
+    def _store(self, copies: dict[str, Tensor | Part], aside: Path) -> None:
+        alone = self.processes.size == 1
         with _quiet():
-            dcp_save(copies, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
+            dcp_save(copies, checkpoint_id=aside, process_group=self._group, no_dist=alone, planner=PartSavePlanner())
 
     def _publish(self, aside: Path, manifest: Manifest) -> None:
         write_atomic(aside / SPEC, to_json(self.state.model.spec))
@@ -371,7 +377,7 @@ def _explain(error: BaseException, folder: Path) -> SurefootError:
     return EngineError(f"a checkpoint could not be written: {said}", where=str(folder), remedy="resume from the last one")
 
 
-def _dtype(tensor: Tensor) -> str:
+def _dtype(tensor: Tensor | Part) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 

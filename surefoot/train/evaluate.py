@@ -9,7 +9,9 @@ import torch
 
 from surefoot.data import Loader
 from surefoot.models import Transformer
-from surefoot.parallel.process import Processes
+from surefoot.parallel import Processes
+from surefoot.parallel.pipeline import Pipeline, Rows
+from surefoot.train.feed import Feed
 
 
 @dataclass(frozen=True)
@@ -28,28 +30,39 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer, loader: Loader, *, rows: int | None = None, batch: int = 8, processes: Processes | None = None
+    model: Transformer,
+    loader: Loader,
+    *,
+    rows: int | None = None,
+    batch: int = 8,
+    processes: Processes | None = None,
+    feed: Feed | None = None,
+    pipeline: Pipeline | None = None,
 ) -> Evaluation:
-    """Evaluate the first `rows` rows of `loader` (None: one epoch), each process taking every size-th batch.
+    """Evaluate the first `rows` rows of `loader` (None: one epoch), each data rank taking every so many-th batch.
 
     Sums of losses and tokens are added over processes, so that the result is the mean over tokens, not a mean of means.
     """
-    processes = processes or Processes()
+    processes, feed = processes or Processes(), feed or Feed()
+    ranks = feed.layout.data
     rows = min(rows or loader.samples, loader.samples)
     training = model.training
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64)
     starts = list(range(0, rows, batch))
-    rounds = -(-len(starts) // processes.size)
+    rounds = -(-len(starts) // ranks)
     for turn in range(rounds):
-        # Every process runs the model equally often: a sharded model communicates in its forward pass.
-        index = turn * processes.size + processes.rank
+        # Every process runs the model equally often: a model cut over processes communicates in its forward pass.
+        index = turn * ranks + feed.index
         mine = index < len(starts)
         start = starts[index] if mine else 0
-        piece = loader.batch(start, min(batch, rows - start))
-        loss = model(piece.tokens, piece.positions, piece.documents, labels=piece.labels, normaliser=1)
+        piece = feed.split(loader.batch(start, min(batch, rows - start)))
+        if pipeline is not None:
+            loss = pipeline.loss(Rows(piece.tokens, piece.positions, piece.documents, piece.labels))
+        else:
+            loss = model(piece.tokens, piece.positions, piece.documents, labels=piece.labels, normaliser=1).cross_entropy
         if mine:
-            totals += torch.tensor([float(loss.cross_entropy), piece.trained, piece.bytes], dtype=torch.float64)
+            totals += torch.tensor([float(loss) if feed.counts else 0.0, piece.trained, piece.bytes], dtype=torch.float64)
     model.train(training)
     nats, tokens, size = processes.sum(totals).tolist()
     return Evaluation(nats / max(tokens, 1.0), nats / math.log(2.0) / max(size, 1.0), int(tokens), int(size))

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from surefoot.core.errors import NumericsError
 from surefoot.data import Batch
 from surefoot.models import Loss, Transformer
-from surefoot.parallel import Processes
-from surefoot.parallel.data import local
+from surefoot.parallel import Part, Processes, local
 
 _WEIGHT, _ACTIVATION, _LOSS, _GRADIENT, _NORM = range(5)
 Finding = tuple[int, int, str]
@@ -33,14 +32,16 @@ def culprit(model: Transformer, batches: list[Batch], gradients: Mapping[str, Te
     All processes call it together, each with its own micro-batches, and get the same answer. Every one replays all of its
     micro-batches, whatever it finds: a sharded model communicates in its forward pass.
     """
-    replays = [_replay(model, batch) for batch in batches]
-    order = _parameter_order(model, replays[0].executed)
+    # Of a pipeline no process has the whole forward pass: weights and gradients tell, in the order of the layers.
+    whole = len(model.layers) == model.spec.layers
+    replays = [_replay(model, batch) for batch in batches] if whole else []
+    order = _parameter_order(model, replays[0].executed) if whole else sorted(gradients, key=_depth)
     weights = {name: model.get_parameter(name).detach() for name in order}
     found = [
-        _first(_WEIGHT, "weight", order, weights),
+        _first(_WEIGHT, "weight", order, weights, whole),
         *(replay.finding for replay in replays),
         # The backward pass runs against the order of the forward pass.
-        _first(_GRADIENT, "gradient of", order[::-1], gradients),
+        _first(_GRADIENT, "gradient of", order[::-1], gradients, whole),
         (_NORM, 0, "gradient norm (every gradient is finite: their squares overflow)"),
     ]
     mine = min(finding for finding in found if finding is not None)
@@ -48,9 +49,10 @@ def culprit(model: Transformer, batches: list[Batch], gradients: Mapping[str, Te
     return f"{name}, process {rank}" if processes.size > 1 and stage in (_ACTIVATION, _LOSS) else name
 
 
-def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+def first_not_finite(tensors: Mapping[str, Tensor | Part]) -> str | None:
     """Return the name of the first of `tensors` (of this process's part of it) that holds a number that is not finite."""
-    return next((name for name, tensor in tensors.items() if tensor.is_floating_point() and not _finite(local(tensor))), None)
+    mine = {name: tensor.tensor if isinstance(tensor, Part) else tensor for name, tensor in tensors.items()}
+    return next((name for name, tensor in mine.items() if tensor.is_floating_point() and not _finite(tensor)), None)
 
 
 @dataclass
@@ -92,11 +94,17 @@ def _parameter_order(model: Transformer, executed: list[str]) -> list[str]:
     return sorted((name for name, _ in model.named_parameters()), key=lambda name: used.get(name.rpartition(".")[0], len(executed)))
 
 
-def _first(stage: int, kind: str, order: list[str], tensors: Mapping[str, Tensor | None]) -> Finding | None:
+def _depth(name: str) -> int:
+    """Return the layer of a parameter, -1 for the embedding, more than any layer for the last norm and the head."""
+    return int(name.split(".")[1]) if name.startswith("layers.") else -1 if name.startswith("embed.") else 1 << 30
+
+
+def _first(stage: int, kind: str, order: list[str], tensors: Mapping[str, Tensor | None], whole: bool) -> Finding | None:
     for place, name in enumerate(order):
         tensor = tensors[name]
         if tensor is not None and not _finite(local(tensor)):
-            return stage, place, f"{kind} {name}"
+            # Places of different parts of a model do not compare; depths do.
+            return stage, place if whole else _depth(name) * (-1 if stage == _GRADIENT else 1), f"{kind} {name}"
     return None
 
 

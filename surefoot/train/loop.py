@@ -17,8 +17,9 @@ from surefoot.core.errors import EngineError, SurefootError
 from surefoot.core.rundir import Run
 from surefoot.data import Batch, Dataset, Prefetcher
 from surefoot.parallel import Processes
+from surefoot.parallel.pipeline import Rows
 from surefoot.train.checkpoint import Saver
-from surefoot.train.clip import clip_factor, global_norm
+from surefoot.train.clip import clip_factor
 from surefoot.train.config import Precision, TrainConfig, check_dataset
 from surefoot.train.evaluate import Evaluation, evaluate
 from surefoot.train.finite import NotFiniteError, culprit
@@ -86,11 +87,11 @@ def fit(
                 clock.start()
                 # Of all processes: everyone can count it. A step in which masks leave nothing to train has a sum of zero.
                 normaliser = max(1, train_set.trained(state.position, config.train.batch_size))
-                micro_batches = [clock.waiting(batches) for _ in range(session.micro_batches)]
+                micro_batches = [session.feed.split(clock.waiting(batches)) for _ in range(session.micro_batches)]
 
                 partial = accumulate(session, micro_batches, normaliser)
-                gradients = dict(zip(session.names, session.sync.finish(), strict=True))
-                norm = float(global_norm(list(gradients.values()), session.shard_group))
+                gradients = session.sync.finish()
+                norm = float(session.parallel.norm(gradients))
                 loss, size = processes.sum(partial).tolist()
                 if not (math.isfinite(norm) and math.isfinite(loss)):
                     raise _not_finite(session, micro_batches, gradients)
@@ -98,7 +99,7 @@ def fit(
                 lr = config.optimizer.lr * learning_rate_fraction(config.schedule, state.step, steps)
                 state.optimizer.step(gradients, lr=lr, clip=clip_factor(norm, config.optimizer.clip_norm))
                 session.sync.clear()
-                session.balance_experts(processes)
+                session.balance_experts()
                 state.update_ema(config.train.ema_decay)
                 state.step += 1
                 state.position += config.train.batch_size
@@ -135,14 +136,21 @@ def accumulate(session: Session, micro_batches: list[Batch], normaliser: int) ->
     Returns [their summed loss, already divided by the global `normaliser`; the bytes their labels spell], float64.
     """
     total = torch.zeros(2, dtype=torch.float64)
-    session.counts = []
+    session.counts = {}
+    if session.pipeline is not None:
+        rows = [Rows(batch.tokens, batch.positions, batch.documents, batch.labels) for batch in micro_batches]
+        with autocast(session.config.train.precision):
+            total[0] = session.pipeline.train(rows, normaliser, session.sync, session.count_experts) * float(session.feed.counts)
+        total[1] = sum(batch.bytes for batch in micro_batches)
+        return total
     for index, batch in enumerate(micro_batches):
         session.sync.start(index)
         with autocast(session.config.train.precision):
             loss = session.model(batch.tokens, batch.positions, batch.documents, labels=batch.labels, normaliser=normaliser)
         session.count_experts()
         loss.total.backward()
-        total += torch.stack((loss.cross_entropy.double(), torch.tensor(float(batch.bytes), dtype=torch.float64)))
+        known = loss.cross_entropy.double() * float(session.feed.counts)
+        total += torch.stack((known, torch.tensor(float(batch.bytes), dtype=torch.float64)))
     return total
 
 
@@ -219,9 +227,17 @@ def _due(step: int, every: int, steps: int) -> bool:
 def _evaluate(session: Session, dataset: Dataset, processes: Processes) -> Evaluation:
     config = session.config
     loader = dataset.loader("validation", config.data.sequence_length, seed=None)
-    batch = config.train.micro_batch_size or config.train.batch_size // processes.size
+    batch = config.train.micro_batch_size or config.train.batch_size // session.feed.layout.data
     with autocast(config.train.precision):
-        return evaluate(session.model, loader, rows=config.train.eval_rows, batch=batch, processes=processes)
+        return evaluate(
+            session.model,
+            loader,
+            rows=config.train.eval_rows,
+            batch=batch,
+            processes=processes,
+            feed=session.feed,
+            pipeline=session.pipeline,
+        )
 
 
 def _not_finite(session: Session, batches: list[Batch], gradients: dict[str, Tensor | None]) -> NotFiniteError:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefoot.models import ModelSpec, ParamDecl, learning_rate_multiplier
 from surefoot.models.parameters import accumulation_dtype
-from surefoot.parallel.data import local, part_of, whole
+from surefoot.parallel import ParallelModel, local
 from surefoot.train.config import OptimizerConfig
 
 
@@ -40,15 +40,22 @@ def groups(decls: Mapping[str, ParamDecl], spec: ModelSpec, config: OptimizerCon
 
 
 class Optimizer:
-    """Updates this process's parts of the parameters `placed` (by name) in place from their gradients.
+    """Updates this process's parts of the parameters, by name, in place from their gradients.
 
     `state`: slot -> name -> tensor; slots are "m" and "v" (AdamW), "momentum" (Muon) and "master" (float32 copies of bfloat16
     weights, which are what is updated; the weights are their rounding).
     """
 
-    def __init__(self, placed: Mapping[str, Tensor], decls: Mapping[str, ParamDecl], spec: ModelSpec, config: OptimizerConfig) -> None:
-        self.placed, self.decls, self.config = dict(placed), decls, config
-        self.parameters = {name: local(parameter.detach()) for name, parameter in placed.items()}
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        decls: Mapping[str, ParamDecl],
+        spec: ModelSpec,
+        config: OptimizerConfig,
+        parallel: ParallelModel | None = None,
+    ) -> None:
+        self.decls, self.config, self.parallel = decls, config, parallel
+        self.parameters = {name: local(parameter.detach()) for name, parameter in parameters.items()}
         self.groups = groups(decls, spec, config)
         self.steps = 0
         self.state: dict[str, dict[str, Tensor]] = {}
@@ -141,7 +148,11 @@ class Optimizer:
         momentum.mul_(self.config.muon_momentum).add_(gradient)
         direction = gradient.add(momentum, alpha=self.config.muon_momentum)  # Nesterov
         # A matrix can only be made orthogonal whole: where it is cut, every process gathers it and keeps its part of the answer.
-        update = part_of(muon_direction(whole(direction, self.placed[name]), self.decls[name].sections), self.placed[name])
+        parallel, sections = self.parallel, self.decls[name].sections
+        if parallel is None:
+            update = muon_direction(direction, sections)
+        else:
+            update = parallel.take(name, muon_direction(parallel.whole(name, direction), sections))
         lr = lr * group.lr_multiplier
         master.mul_(1.0 - lr * group.weight_decay)
         master.add_(update, alpha=-lr)

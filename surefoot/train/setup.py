@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from surefoot.cluster import matmul_peak
 from surefoot.core.allocator import keep_freed_memory
 from surefoot.core.config import to_json
 from surefoot.core.errors import CheckpointError, ModelError
-from surefoot.models import ModelSpec, ParamDecl, Transformer, declarations, initialise
+from surefoot.models import ModelSpec, ParamDecl, Transformer
 from surefoot.models.flops import count_flops, count_parameters
+from surefoot.models.moe import MoE
 from surefoot.models.parameters import accumulation_dtype
-from surefoot.parallel import GradientSync, Layout, Processes, shard_model
-from surefoot.parallel.data import check_replicas
+from surefoot.parallel import GradientSync, Layout, Mesh, ParallelModel, Processes, make_mesh, parallelise
+from surefoot.parallel.collectives import all_reduce
+from surefoot.parallel.pipeline import Pipeline
 from surefoot.train.checkpoint import load, load_model, newest_whole
 from surefoot.train.config import TrainConfig
+from surefoot.train.feed import Feed
 from surefoot.train.optimizer import Optimizer, groups
 from surefoot.train.state import TrainState
 
@@ -39,44 +40,49 @@ DTYPES = {
 
 @dataclass
 class Session:
-    """What a run needs on this process; `names` are the parameters in the order of `sync`'s gradients."""
+    """What a run needs on this process."""
 
     config: TrainConfig
-    model: Transformer
+    parallel: ParallelModel
     state: TrainState
     sync: GradientSync
-    names: list[str]
     processes: Processes
-    layout: Layout
+    feed: Feed
     micro_batches: int
-    shard_group: dist.ProcessGroup | None
     flops_per_token: float
     peak_flops_per_s: float
     facts: dict[str, Any]
     description: dict[str, Any]
-    counts: list[list[Tensor]] = field(default_factory=list)
+    pipeline: Pipeline | None = None
+    counts: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Transformer:
+        return self.parallel.model
 
     def requests(self) -> Iterator[tuple[int, int]]:
         """Yield (position, count) of this process's micro-batches from the present step on."""
         batch = self.config.train.batch_size
-        mine = batch // self.layout.data
+        mine = batch // self.feed.layout.data
         micro = mine // self.micro_batches
         start = self.state.position
         for step in range(self.config.train.steps - self.state.step):
             for index in range(self.micro_batches):
-                yield start + step * batch + self.processes.rank * mine + index * micro, micro
+                yield start + step * batch + self.feed.index * mine + index * micro, micro
 
-    def count_experts(self) -> None:
-        """Keep the routers' counts of the forward pass that just ended, before a recomputed one could replace them."""
-        layers = self.model.moe_layers()
-        if layers:
-            self.counts.append([layer.counts.clone() for layer in layers])
+    def count_experts(self, layers: range | None = None) -> None:
+        """Add the routers' counts of the forward pass (of `layers`) that just ended, before a recomputed one could replace them."""
+        for number, block in self.model.layers.items():
+            if isinstance(block.ffn, MoE) and (layers is None or int(number) in layers):
+                counts = block.ffn.counts
+                self.counts[number] = self.counts[number] + counts if number in self.counts else counts.clone()
 
-    def balance_experts(self, processes: Processes) -> None:
-        """Move selection biases by the counts of the whole step, summed over micro-batches and processes."""
+    def balance_experts(self) -> None:
+        """Move selection biases by the counts of the whole step, summed over micro-batches and the ranks that hold its tokens."""
         if self.counts:
-            total = processes.sum(torch.stack([torch.stack(counts) for counts in self.counts]).sum(0))
-            self.model.update_balance(list(total))
+            total = torch.stack(list(self.counts.values()))
+            group = self.parallel.mesh.sums["tokens"]
+            self.model.update_balance(list(total if group is None else all_reduce(total, group)))
 
 
 def open_session(config: TrainConfig, processes: Processes, *, resume: bool) -> Session:
@@ -86,55 +92,54 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool) -> 
         torch.set_num_threads(config.train.threads)
     layout = config.layout.for_world(processes.size)
     layout.check(processes.size)
+    layout.check_model(config.model, config.data.sequence_length)
     micro_batches = config.micro_batches(layout.data)
-    model = _make_model(config, resume=resume)
-    decls = declarations(model)
-    if layout.shard > 1:
-        shard_model(model, layout)
-    else:
-        check_replicas(model, processes.size)
-    _prepare_blocks(model, config)
-    names, parameters = [list(column) for column in zip(*model.named_parameters(), strict=True)]
-    optimizer = Optimizer(dict(model.named_parameters()), decls, config.model, config.optimizer)
-    state = TrainState(model, optimizer, _make_ema(config, optimizer, names))
-    sync = GradientSync(parameters, layout.replicate if layout.shard == 1 else 1, micro_batches, sharded=layout.shard > 1)
+    mesh = make_mesh(layout, processes)
+    parallel = _make_model(config, mesh, resume=resume)
+    _prepare_blocks(parallel.model, config)
+    optimizer = Optimizer(parallel.parameters, parallel.decls, config.model, config.optimizer, parallel)
+    state = TrainState(parallel, optimizer, _make_ema(config, optimizer, list(parallel.parameters)))
+    sync = GradientSync(parallel.parameters, parallel.reductions(), micro_batches, sharded=layout.shard > 1)
     if resume:
         _take_up(config, state, processes)
     precision = DTYPES[config.train.precision]
     measured = torch.bfloat16 if config.train.precision == "bfloat16_autocast" else precision
     return Session(
         config=config,
-        model=model,
+        parallel=parallel,
         state=state,
         sync=sync,
-        names=names,
         processes=processes,
-        layout=layout,
+        feed=Feed(layout, mesh.at),
         micro_batches=micro_batches,
-        shard_group=_shard_group(parameters),
+        pipeline=Pipeline(parallel.model, mesh) if layout.pipeline > 1 else None,
         flops_per_token=count_flops(config.model, config.data.sequence_length).training,
         peak_flops_per_s=matmul_peak(measured).rate * processes.size,
         facts={"config_hash": config_hash(config), "code": code_version(), "layout": layout.model_dump()},
-        description=_describe(config, decls, layout),
+        description=_describe(config, parallel.decls, layout),
     )
 
 
-def _make_model(config: TrainConfig, *, resume: bool) -> Transformer:
-    model = Transformer(config.model, dtype=DTYPES[config.train.precision])
-    initialise(model, config.seed)
-    if config.train.init_from is None or resume:
-        return model.train()
-    source = load_any(Path(config.train.init_from))
-    theirs, ours = source.state_dict(), model.state_dict()
+def _make_model(config: TrainConfig, mesh: Mesh, *, resume: bool) -> ParallelModel:
+    dtype = DTYPES[config.train.precision]
+    source = None if config.train.init_from is None or resume else _source(config, config.train.init_from)
+    parallel = parallelise(config.model, mesh, config.seed, dtype=dtype, source=source)
+    parallel.model.train()
+    return parallel
+
+
+def _source(config: TrainConfig, path: str) -> Mapping[str, Tensor]:
+    """Return the tensors of the model at `path`, by name, after checking that they are those of this model."""
+    theirs = load_any(Path(path)).state_dict()
+    ours = Transformer(config.model, device="meta").state_dict()
     for name in (*ours, *theirs):
         if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
             raise ModelError(
                 f"its tensor {name} does not fit this model",
-                where=config.train.init_from,
+                where=path,
                 remedy="give [model] the same sizes; positions may differ",
             )
-    model.load_state_dict(theirs)
-    return model.train()
+    return theirs
 
 
 def load_any(path: Path) -> Transformer:
@@ -179,14 +184,6 @@ def _take_up(config: TrainConfig, state: TrainState, processes: Processes) -> No
     if newest is None:
         raise CheckpointError("the run has no whole checkpoint", where=config.run, remedy="start it anew: surefoot train")
     load(newest, state, processes)
-
-
-def _shard_group(parameters: list[nn.Parameter]) -> dist.ProcessGroup | None:
-    first = parameters[0]
-    if not isinstance(first, DTensor):
-        return None
-    mesh = first.device_mesh
-    return mesh.get_group(mesh.ndim - 1)
 
 
 def config_hash(config: TrainConfig) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from surefoot.models import Transformer
-from surefoot.parallel.data import local, placed_like
+from surefoot.parallel import ParallelModel, Part, local
 from surefoot.train.optimizer import Optimizer
 
 
@@ -24,32 +24,38 @@ from surefoot.train.optimizer import Optimizer
 class TrainState:
     """The live tensors of a run on this process; `step` steps are done and `position` samples consumed, over all processes."""
 
-    model: Transformer
+    parallel: ParallelModel
     optimizer: Optimizer
     ema: dict[str, Tensor]
     step: int = 0
     position: int = 0
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor by canonical name: the live ones, cut ones as `DTensor`."""
+    @property
+    def model(self) -> Transformer:
+        return self.parallel.model
+
+    def tensors(self) -> dict[str, Tensor | Part]:
+        """Return every tensor by canonical name: the live ones, cut ones as `Part`."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # a forward pass without a backward pass leaves whole copies, freed at the next one
-        parameters = dict(self.model.named_parameters())
-        found: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+        part = self.parallel.part
+        found = {f"model.{name}": part(name, local(one.detach())) for name, one in self.parallel.parameters.items()}
         found |= {f"model.{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
         for slot, tensors in self.optimizer.state.items():
-            found |= {f"optimizer.{slot}.{name}": placed_like(tensor, parameters[name]) for name, tensor in tensors.items()}
-        found |= {f"ema.{name}": placed_like(tensor, parameters[name]) for name, tensor in self.ema.items()}
+            found |= {f"optimizer.{slot}.{name}": part(name, tensor) for name, tensor in tensors.items()}
+        found |= {f"ema.{name}": part(name, tensor) for name, tensor in self.ema.items()}
         found["rng.torch"] = torch.get_rng_state()
         return found
 
-    def loaded(self, tensors: Mapping[str, Tensor], step: int, position: int) -> None:
+    def loaded(self, tensors: Mapping[str, Tensor | Part], step: int, position: int) -> None:
         """Take note that the live tensors were overwritten with those of `step` and `position`."""
         self.step = self.optimizer.steps = step
         self.position = position
         self.optimizer.refresh()
-        torch.set_rng_state(tensors["rng.torch"])
+        state = tensors["rng.torch"]
+        assert isinstance(state, Tensor)
+        torch.set_rng_state(state)
 
     @torch.no_grad()
     def update_ema(self, decay: float | None) -> None:
@@ -67,13 +73,18 @@ def persistent_buffers(model: Transformer) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
-def snapshot(tensors: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy `tensors` into `buffers` (made on the first call) and return the copies, cut ones as `DTensor` again."""
-    copies: dict[str, Tensor] = {}
+def held(tensor: Tensor | Part) -> Tensor:
+    """Return what this process holds of `tensor`."""
+    return tensor.tensor if isinstance(tensor, Part) else tensor
+
+
+def snapshot(tensors: Mapping[str, Tensor | Part], buffers: dict[str, Tensor]) -> dict[str, Tensor | Part]:
+    """Copy `tensors` into `buffers` (made on the first call) and return the copies, cut ones as `Part` again."""
+    copies: dict[str, Tensor | Part] = {}
     for name, tensor in tensors.items():
-        part = local(tensor)
+        part = held(tensor)
         if name not in buffers:
             buffers[name] = torch.empty_like(part, device="cpu")
         buffers[name].copy_(part)
-        copies[name] = placed_like(buffers[name], tensor)
+        copies[name] = Part(buffers[name], tensor.placement) if isinstance(tensor, Part) else buffers[name]
     return copies

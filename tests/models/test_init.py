@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from surefoot.models import ModelSpec, Transformer, declarations, initialise, learning_rate_multiplier
-from surefoot.models.init import fill
+from surefoot.models.init import drawn
 from surefoot.models.spec import AttentionSpec, FeedForwardSpec, InitSpec
 
 
@@ -91,7 +91,7 @@ def test_weights_are_the_same_numbers_in_every_dtype_and_order(first: torch.dtyp
     for name in reversed(decls):  # any order gives what the whole gave
         before = other.get_parameter(name).clone()
         other.get_parameter(name).data.zero_()
-        fill(other.get_parameter(name), name, decls[name], other.spec, 3)
+        other.get_parameter(name).data.copy_(drawn(name, decls[name], other.spec, 3, first))
         assert torch.equal(other.get_parameter(name), before)
     for one, two in zip(wide.parameters(), other.parameters(), strict=True):
         assert torch.equal(one.to(first), two)

@@ -8,8 +8,8 @@ import torch
 from surefoot.core.errors import LayoutError
 from surefoot.models import ModelSpec, Transformer, initialise
 from surefoot.models.spec import AttentionSpec, FeedForwardSpec
-from surefoot.parallel import GradientSync, Layout, Processes, shard_model
-from surefoot.parallel.data import check_replicas, whole
+from surefoot.parallel import GradientSync, Layout, Processes, make_mesh, parallelise
+from surefoot.parallel.data import Reduction
 from tests.spawning import run_ranks
 
 SPEC = ModelSpec(vocab_size=40, dim=16, layers=1, attention=AttentionSpec(heads=2, kv_heads=1, head_dim=8), ffn=FeedForwardSpec(hidden=24))
@@ -29,16 +29,16 @@ def summed(processes: Processes, dtype: torch.dtype, micro_batches: int, bucket_
     from surefoot.parallel import data
 
     data.BUCKET_BYTES = bucket_bytes
-    model = model_of(dtype)
-    check_replicas(model, processes.size)
-    sync = GradientSync(list(model.parameters()), processes.size, micro_batches)
+    parallel = parallelise(SPEC, make_mesh(Layout(replicate=processes.size), processes), 0, dtype=dtype)
+    model = parallel.model
+    sync = GradientSync(parallel.parameters, parallel.reductions(), micro_batches)
     before: list[torch.Tensor] = []
     for step in range(2):  # the second step must not remember the first
         for micro in range(micro_batches):
             sync.start(micro)
             ids = tokens(processes.rank, micro)
             model(ids, labels=ids, normaliser=64).total.backward()
-        found = [gradient.clone() for gradient in sync.finish() if gradient is not None]
+        found = [gradient.clone() for gradient in sync.finish().values() if gradient is not None]
         sync.clear()
         assert step == 0 or all(torch.equal(one, other) for one, other in zip(found, before, strict=True))
         before = found
@@ -63,28 +63,27 @@ def test_gradients_are_the_sum_over_ranks_and_micro_batches(tmp_path: Path, micr
 def test_bfloat16_gradients_are_summed_in_float32() -> None:
     """256 + 1 is 256 in bfloat16: many small micro-batches beside a large one would vanish."""
     parameter = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
-    sync = GradientSync([parameter], 1, 9)
+    sync = GradientSync({"w": parameter}, {"w": Reduction()}, 9)
     for micro in range(9):
         sync.start(micro)
         (parameter * (256.0 if micro == 0 else 1.0)).sum().backward()
-    (found,) = sync.finish()
+    found = sync.finish()["w"]
     assert found is not None
     assert found.tolist() == [264.0] * 4
 
 
 def sharded_bfloat16(processes: Processes, micro_batches: int) -> list[torch.Tensor]:
-    model = model_of(torch.bfloat16)
-    shard_model(model, Layout(shard=processes.size))
-    parameters = list(model.parameters())
-    sync = GradientSync(parameters, 1, micro_batches, sharded=True)
+    parallel = parallelise(SPEC, make_mesh(Layout(shard=processes.size), processes), 0, dtype=torch.bfloat16)
+    model = parallel.model
+    sync = GradientSync(parallel.parameters, parallel.reductions(), micro_batches, sharded=True)
     for _ in range(2):  # the second step must not remember the first
         for micro in range(micro_batches):
             sync.start(micro)
             ids = tokens(processes.rank, micro)
             model(ids, labels=ids, normaliser=64).total.backward()
-        found = [gradient.clone() for gradient in sync.finish() if gradient is not None]
+        found = [gradient.clone() for gradient in sync.finish().values() if gradient is not None]
         sync.clear()
-    return [whole(part, parameter) for part, parameter in zip(found, parameters, strict=True)]
+    return [parallel.whole(name, part) for part, name in zip(found, parallel.parameters, strict=True)]
 
 
 def test_sharded_bfloat16_micro_batches_are_added_up_in_float32(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_sharded_bfloat16_micro_batches_are_added_up_in_float32(tmp_path: Path) 
 
 def other_seed(processes: Processes) -> str:
     try:
-        check_replicas(model_of(torch.float32, seed=processes.rank), processes.size)
+        parallelise(SPEC, make_mesh(Layout(replicate=processes.size), processes), processes.rank, dtype=torch.float32)
     except LayoutError as error:
         return str(error)
     return ""
@@ -124,7 +123,7 @@ def test_replicas_that_differ_are_refused_by_name(tmp_path: Path) -> None:
 def test_layouts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(LayoutError, match="start 4"):
         Layout(replicate=2, shard=2).check(2)
-    with pytest.raises(LayoutError, match="tensor"):
-        Layout(tensor=2).check(2)
+    with pytest.raises(LayoutError, match="pipeline 2 x tensor 3 is 6 processes, but 4 run"):
+        Layout(tensor=3, pipeline=2).check(4)
     assert Layout().for_world(3) == Layout(replicate=3)
     Layout(replicate=2, shard=2).check(4)

@@ -13,10 +13,9 @@ from torch import Tensor
 from surefoot.core.errors import NumericsError
 from surefoot.core.events import read
 from surefoot.core.rundir import Run
-from surefoot.models import Transformer
 from surefoot.models.ffn import FeedForward
 from surefoot.models.norm import RMSNorm
-from surefoot.parallel import Processes
+from surefoot.parallel import Mesh, ParallelModel, Processes
 from surefoot.train import TrainConfig, fit
 from surefoot.train.checkpoint import list_steps
 from surefoot.train.finite import first_not_finite
@@ -99,13 +98,13 @@ def test_inside_a_compiled_block_the_tensor_is_still_named(configure: Configure,
 
     make, models = setup._make_model, []
 
-    def kept(config: TrainConfig, *, resume: bool) -> Transformer:
-        models.append(make(config, resume=resume))
+    def kept(config: TrainConfig, mesh: Mesh, *, resume: bool) -> ParallelModel:
+        models.append(make(config, mesh, resume=resume))
         return models[0]
 
     def overflow_after_evaluation(kind: str, fields: dict[str, Any]) -> None:
         if kind == "eval":
-            models[0].layers["1"].ffn_norm.weight.data.fill_(3e38)
+            models[0].parameters["layers.1.ffn_norm.weight"].data.fill_(3e38)
 
     monkeypatch.setattr(setup, "_make_model", kept)
     config = configure(train={"compile": True, "precision": "float32", "eval_every": 1})

@@ -14,7 +14,7 @@ from surefoot.core.events import read
 from surefoot.core.rundir import Run
 from surefoot.data import Dataset
 from surefoot.models import Transformer, initialise
-from surefoot.parallel import Processes
+from surefoot.parallel import Mesh, ParallelModel, Processes
 from surefoot.train import TrainConfig, fit, load_model
 from tests.spawning import run_ranks
 from tests.train.conftest import MOE, Configure
@@ -201,10 +201,10 @@ def test_a_weight_that_is_not_a_number_is_named_and_nothing_is_saved(
 
     make = setup._make_model
 
-    def poisoned(config: TrainConfig, *, resume: bool) -> Transformer:
-        model = make(config, resume=resume)
-        model.get_parameter(name).data.view(-1)[0] = float("nan")
-        return model
+    def poisoned(config: TrainConfig, mesh: Mesh, *, resume: bool) -> ParallelModel:
+        parallel = make(config, mesh, resume=resume)
+        parallel.parameters[name].data.view(-1)[0] = float("nan")
+        return parallel
 
     monkeypatch.setattr(setup, "_make_model", poisoned)
     config = configure()
