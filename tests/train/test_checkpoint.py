@@ -287,7 +287,7 @@ def test_when_one_of_two_processes_is_killed_the_run_resumes_bit_identical(
         )
         return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
-    assert started(straight, "new").wait(timeout=180) == 0
+    assert started(straight, "new").wait(timeout=600) == 0
     child = started(broken, "new")
     end = time.monotonic() + 60
     while time.monotonic() < end and (newest_whole(Path(broken.run) / "checkpoints") is None):
@@ -298,6 +298,6 @@ def test_when_one_of_two_processes_is_killed_the_run_resumes_bit_identical(
     assert child.stderr is not None
     assert "process 1 (exit code 137)" in child.stderr.read()
     child.stderr.close()
-    assert started(broken, "resume").wait(timeout=180) == 0
+    assert started(broken, "resume").wait(timeout=600) == 0
     expected, found = (saved_tensors(step_path(Path(config.run) / "checkpoints", 150)) for config in (straight, broken))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
