@@ -12,9 +12,9 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surefoot.parallel.drawing import draw, draw_svg
 
 from surefoot.core.errors import LayoutError
+from surefoot.parallel.drawing import draw, draw_svg
 from surefoot.parallel.schedules import (
     Op,
     Schedule,
