@@ -11,10 +11,9 @@ from bench import llama
 from surefoot.data import Batch, DataConfig
 from surefoot.models import ModelSpec
 from surefoot.parallel import Processes
-from surefoot.train.clip import clip_factor
 from surefoot.train.config import OptimizerConfig, ScheduleConfig, StepsConfig, TrainConfig
-from surefoot.train.loop import accumulate
 from surefoot.train.setup import Session, open_session
+from surefoot.train.step import gradients_of, update
 
 PRECISIONS = {"float32": "float32", "autocast": "bfloat16_autocast", "bfloat16": "bfloat16"}
 
@@ -44,13 +43,8 @@ def make_step(config: TrainConfig) -> tuple[Session, Callable[[Tensor, Tensor], 
 
     def step(tokens: Tensor, labels: Tensor) -> Tensor:
         count = labels.numel()
-        partial = accumulate(session, [Batch(tokens, labels, positions, documents, count, count)], count)
-        gradients = session.sync.finish()
-        norm = float(session.parallel.norm(gradients))
-        session.state.optimizer.step(gradients, lr=config.optimizer.lr, clip=clip_factor(norm, config.optimizer.clip_norm))
-        session.sync.clear()
-        session.balance_experts()
-        session.state.step += 1
-        return partial[0]
+        found = gradients_of(session, [Batch(tokens, labels, positions, documents, count, count)], count)
+        update(session, found)
+        return torch.tensor(found.loss)
 
     return session, step

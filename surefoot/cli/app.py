@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "data": ("data", "Prepare text for training; look at a dataset."),
     "train": ("train", "Train a model as a TOML file says."),
     "resume": ("train", "Go on with a run from its last checkpoint."),
+    "verify": ("verify", "Prove that a layout, a precision or other code computes the same."),
     "eval": ("evaluate", "Measure a model on validation text."),
     "generate": ("generate", "Continue a prompt."),
     "export": ("transfer", "Write a model in the transformers format."),

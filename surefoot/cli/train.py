@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from surefoot.core.rundir import Run
     from surefoot.train import Summary, TrainConfig
 
-NPROC = click.option("--nproc", default=1, show_default=True, type=click.IntRange(min=1), help="Processes on this machine, data-parallel.")
+NPROC = click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="Processes on this machine.  [default: what the layout asks for]",
+)
 
 
 @click.command("train")
@@ -30,14 +34,16 @@ NPROC = click.option("--nproc", default=1, show_default=True, type=click.IntRang
 @click.option("--overwrite", is_flag=True, help="Replace a run that stands in the run directory.")
 @NPROC
 @common
-def train_command(config: Path, overrides: tuple[str, ...], overwrite: bool, nproc: int, as_json: bool) -> int:
+def train_command(config: Path, overrides: tuple[str, ...], overwrite: bool, nproc: int | None, as_json: bool) -> int:
     """Train as CONFIG (TOML) says, with OVERRIDES such as train.steps=100. Under torchrun this is one of its processes."""
     from surefoot.core.config import load
     from surefoot.train import TrainConfig
 
     settings = load(TrainConfig, config, overrides)
-    if nproc > 1:
-        return _launch(nproc)
+    count = _processes(settings, nproc)
+    if count > 1:
+        check(settings, count)
+        return _launch(count)
     return _run(settings, fresh=True, overwrite=overwrite, as_json=as_json)
 
 
@@ -46,16 +52,23 @@ def train_command(config: Path, overrides: tuple[str, ...], overwrite: bool, npr
 @click.argument("overrides", nargs=-1)
 @NPROC
 @common
-def resume_command(run: Path, overrides: tuple[str, ...], nproc: int, as_json: bool) -> int:
+def resume_command(run: Path, overrides: tuple[str, ...], nproc: int | None, as_json: bool) -> int:
     """Go on with RUN from its last whole checkpoint; OVERRIDES may lengthen it, e.g. train.steps=2000."""
     from surefoot.core.config import load
     from surefoot.core.rundir import require
     from surefoot.train import TrainConfig
 
     settings = load(TrainConfig, require(run) / "config.toml", [*overrides, f"run={json.dumps(str(run))}"])
-    if nproc > 1:
-        return _launch(nproc)
+    count = _processes(settings, nproc)
+    if count > 1:
+        check(settings, count)
+        return _launch(count)
     return _run(settings, fresh=False, overwrite=False, as_json=as_json)
+
+
+def _processes(settings: TrainConfig, asked: int | None) -> int:
+    """Return how many processes to start here: none more where a launcher already started them."""
+    return 1 if "WORLD_SIZE" in os.environ else asked or settings.layout.world_size
 
 
 def _launch(nproc: int) -> int:
@@ -94,12 +107,16 @@ def _run(settings: TrainConfig, *, fresh: bool, overwrite: bool, as_json: bool) 
 def check(settings: TrainConfig, processes: int) -> None:
     """Raise the `InputError` that training would meet, before a run directory is made."""
     from surefoot.data import Dataset
+    from surefoot.parallel.pipeline import schedule_of
     from surefoot.train.config import check_dataset
 
     check_dataset(settings, Dataset.open(settings.data.path))
     layout = settings.layout.for_world(processes)
     layout.check(processes)
-    settings.micro_batches(layout.data)
+    layout.check_model(settings.model, settings.data.sequence_length)
+    micro_batches = settings.micro_batches(layout.data)
+    if layout.pipeline > 1:
+        schedule_of(layout, micro_batches)
 
 
 def watched_fit(settings: TrainConfig, run: Run, *, resume: bool = False, quiet: bool = False, title: str = "train") -> Summary:

@@ -9,5 +9,6 @@ from surefoot.parallel.mesh import Mesh as Mesh
 from surefoot.parallel.mesh import make_mesh as make_mesh
 from surefoot.parallel.placement import Coordinates as Coordinates
 from surefoot.parallel.placement import Part as Part
+from surefoot.parallel.placement import Placement as Placement
 from surefoot.parallel.process import Processes as Processes
 from surefoot.parallel.process import launch as launch

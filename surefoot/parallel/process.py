@@ -48,7 +48,7 @@ class Processes:
         if not dist.is_initialized():
             # The store outlives a torchrun restart; without a prefix an attempt may read the address of a dead process.
             serves = env.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0
-            timeout = datetime.timedelta(seconds=TIMEOUT_S)
+            timeout = datetime.timedelta(seconds=float(env.get("SUREFOOT_TIMEOUT_S", TIMEOUT_S)))
             try:
                 store = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), size, is_master=serves, timeout=timeout)
                 attempt = PrefixStore(f"attempt_{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -99,7 +99,7 @@ def backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def launch(count: int, arguments: Sequence[str], *, threads: int | None = None) -> int:
+def launch(count: int, arguments: Sequence[str], *, threads: int | None = None, environment: Mapping[str, str] | None = None) -> int:
     """Run ``python arguments`` as `count` local processes that form a group; return the exit code of the first to fail, or 0.
 
     SIGINT and SIGTERM are passed on. When one process dies the others, which would wait for it for ever, are ended after a grace;
@@ -109,8 +109,9 @@ def launch(count: int, arguments: Sequence[str], *, threads: int | None = None) 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {
+    shared = {
         **os.environ,
+        **(environment or {}),
         "WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -128,7 +129,7 @@ def launch(count: int, arguments: Sequence[str], *, threads: int | None = None) 
         said = [files.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         try:
             for rank in range(count):
-                children.append(_start(arguments, environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, said[rank] if rank else None))
+                children.append(_start(arguments, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, said[rank] if rank else None))
             first = _wait(children)
         finally:
             for child in children:

@@ -10,23 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from surefoot.core.errors import EngineError, SurefootError
 from surefoot.core.rundir import Run
 from surefoot.data import Batch, Dataset, Prefetcher
 from surefoot.parallel import Processes
-from surefoot.parallel.pipeline import Rows
 from surefoot.train.checkpoint import Saver
-from surefoot.train.clip import clip_factor
-from surefoot.train.config import Precision, TrainConfig, check_dataset
+from surefoot.train.config import TrainConfig, check_dataset
 from surefoot.train.evaluate import Evaluation, evaluate
 from surefoot.train.finite import NotFiniteError, culprit
 from surefoot.train.interrupt import Interrupt
-from surefoot.train.schedule import learning_rate_fraction
 from surefoot.train.setup import Session, open_session
 from surefoot.train.state import TrainState
+from surefoot.train.step import autocast, gradients_of, update
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 Stop = Callable[[], bool]
@@ -89,29 +86,21 @@ def fit(
                 normaliser = max(1, train_set.trained(state.position, config.train.batch_size))
                 micro_batches = [session.feed.split(clock.waiting(batches)) for _ in range(session.micro_batches)]
 
-                partial = accumulate(session, micro_batches, normaliser)
-                gradients = session.sync.finish()
-                norm = float(session.parallel.norm(gradients))
-                loss, size = processes.sum(partial).tolist()
-                if not (math.isfinite(norm) and math.isfinite(loss)):
-                    raise _not_finite(session, micro_batches, gradients)
+                gradients = gradients_of(session, micro_batches, normaliser)
+                if not gradients.finite:
+                    raise _not_finite(session, micro_batches, gradients.parts)
                 clock.held(saver.captured())
-                lr = config.optimizer.lr * learning_rate_fraction(config.schedule, state.step, steps)
-                state.optimizer.step(gradients, lr=lr, clip=clip_factor(norm, config.optimizer.clip_norm))
-                session.sync.clear()
-                session.balance_experts()
-                state.update_ema(config.train.ema_decay)
-                state.step += 1
-                state.position += config.train.batch_size
+                lr = update(session, gradients)
+                loss = gradients.loss
 
                 if state.step % config.train.log_every == 0 or state.step == steps:
-                    bits = loss * normaliser / math.log(2.0) / max(size, 1.0)
+                    bits = loss * normaliser / math.log(2.0) / max(gradients.bytes, 1.0)
                     report(
                         "step",
                         step=state.step,
                         loss=loss,
                         bits_per_byte=bits,
-                        grad_norm=norm,
+                        grad_norm=gradients.norm,
                         lr=lr,
                         position=state.position,
                         **clock.stop(config.train.batch_size * config.data.sequence_length),
@@ -128,35 +117,6 @@ def fit(
     interrupted = state.step < steps
     report("interrupt" if interrupted else "finish", step=state.step, run=config.run)
     return Summary(config.run, state.step, loss, evaluation, interrupted, clock.tokens_per_s)
-
-
-def accumulate(session: Session, micro_batches: list[Batch], normaliser: int) -> Tensor:
-    """Run forward and backward over the micro-batches.
-
-    Returns [their summed loss, already divided by the global `normaliser`; the bytes their labels spell], float64.
-    """
-    total = torch.zeros(2, dtype=torch.float64)
-    session.counts = {}
-    if session.pipeline is not None:
-        rows = [Rows(batch.tokens, batch.positions, batch.documents, batch.labels) for batch in micro_batches]
-        with autocast(session.config.train.precision):
-            total[0] = session.pipeline.train(rows, normaliser, session.sync, session.count_experts) * float(session.feed.counts)
-        total[1] = sum(batch.bytes for batch in micro_batches)
-        return total
-    for index, batch in enumerate(micro_batches):
-        session.sync.start(index)
-        with autocast(session.config.train.precision):
-            loss = session.model(batch.tokens, batch.positions, batch.documents, labels=batch.labels, normaliser=normaliser)
-        session.count_experts()
-        loss.total.backward()
-        known = loss.cross_entropy.double() * float(session.feed.counts)
-        total += torch.stack((known, torch.tensor(float(batch.bytes), dtype=torch.float64)))
-    return total
-
-
-def autocast(precision: Precision) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which a forward pass runs."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16_autocast" else contextlib.nullcontext()
 
 
 @dataclass
