@@ -7,3 +7,9 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from hypothesis import settings  # noqa: E402 - after the environment is set
+
+# A busy machine is no failure: pytest's own time-out is the limit.
+settings.register_profile("surefoot", deadline=None)
+settings.load_profile("surefoot")

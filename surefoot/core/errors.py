@@ -59,7 +59,7 @@ class RunError(InputError):
 
 
 class NumericsError(SurefootError):
-    """Training produced a number that is not finite."""
+    """Training produced a number that is not finite, or copies that must be the same bits and are not."""
 
 
 class EngineError(SurefootError):

@@ -65,6 +65,12 @@ class CheckpointConfig(Config):
     background: bool = True  # write while training goes on
 
 
+class CheckConfig(Config):
+    """How training is checked while it runs: copies of a tensor on several processes must be the same bits."""
+
+    hash_every: NonNegativeInt = 10  # steps, and before each checkpoint; 0: never. Costs nothing where nothing is held twice
+
+
 class TrainConfig(Config):
     """A run: `run` is its directory."""
 
@@ -76,6 +82,7 @@ class TrainConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    trust: CheckConfig = CheckConfig()
     layout: Layout = Layout()
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
 

@@ -16,6 +16,7 @@ from surefoot.core.errors import EngineError, SurefootError
 from surefoot.core.rundir import Run
 from surefoot.data import Batch, Dataset, Prefetcher
 from surefoot.parallel import Processes
+from surefoot.parallel.replicas import ReplicaError, check_replicas
 from surefoot.train.checkpoint import Saver
 from surefoot.train.config import TrainConfig, check_dataset
 from surefoot.train.evaluate import Evaluation, evaluate
@@ -50,8 +51,8 @@ def fit(
     `resume` the newest whole checkpoint of the run is taken up; the continuation is bit-identical to a run never interrupted.
     `stop` is asked before each step: once it answers True on any process, all save and leave, as after Ctrl-C.
 
-    Raises `ConfigError`, `LayoutError` and `DataError` before any work; `NumericsError` when a number is not finite, `EngineError`
-    when a disk is full or a process dies, each after an `error` event.
+    Raises `ConfigError`, `LayoutError` and `DataError` before any work; `NumericsError` when a number is not finite or copies of a
+    tensor are not alike, `EngineError` when a disk is full or a process dies, each after an `error` event.
     """
     dataset = Dataset.open(config.data.path)
     check_dataset(config, dataset)
@@ -108,9 +109,13 @@ def fit(
                 if _due(state.step, config.train.eval_every, steps) and "validation" in dataset.manifest.splits:
                     evaluation, evaluated_at = _evaluate(session, dataset, processes), state.step
                     report("eval", step=state.step, loss=evaluation.loss, bits_per_byte=evaluation.bits_per_byte, tokens=evaluation.tokens)
-                if _due(state.step, config.checkpoint.every, steps):
+                saving = _due(state.step, config.checkpoint.every, steps)
+                if saving or _due(state.step, config.trust.hash_every, steps):
+                    _check_copies(session)
+                if saving:
                     clock.held(saver.save(loss=evaluation.loss if evaluation and evaluated_at == state.step else None))
             if state.step < steps:
+                _check_copies(session)
                 saver.save(loss=None)
         finally:
             saver.finish()
@@ -174,7 +179,7 @@ def _told(report: Callable[..., None], state: TrainState) -> Iterator[None]:
     try:
         yield
     except SurefootError as error:
-        tensor = {"culprit": error.culprit} if isinstance(error, NotFiniteError) else {}
+        tensor = {"culprit": error.culprit} if isinstance(error, NotFiniteError | ReplicaError) else {}
         with contextlib.suppress(EngineError):  # the log may lie on the disk that is full
             report("error", step=state.step, message=str(error), **tensor)
         raise
@@ -182,6 +187,12 @@ def _told(report: Callable[..., None], state: TrainState) -> Iterator[None]:
 
 def _due(step: int, every: int, steps: int) -> bool:
     return step == steps or bool(every and step % every == 0)
+
+
+def _check_copies(session: Session) -> None:
+    """Halt before a step is saved of which copies on several processes are not the same bits."""
+    if session.config.trust.hash_every:
+        check_replicas(session.parallel, session.state.tensors(), session.processes, step=session.state.step)
 
 
 def _evaluate(session: Session, dataset: Dataset, processes: Processes) -> Evaluation:

@@ -76,8 +76,8 @@ def record(
     `rounded`: begin from weights rounded to this dtype, so that runs in it and in a wider one begin from the same. `interrupted`: save
     a checkpoint into `config.run` after the first step and go on from it in a new session.
     """
-    torch.manual_seed(config.seed)  # nothing here draws from it; code under trial may
     session = open_session(config, processes, resume=False)
+    torch.manual_seed(config.seed)  # nothing here draws from it; code under trial may
     if rounded is not None:
         with torch.no_grad():
             for parameter in session.state.optimizer.parameters.values():

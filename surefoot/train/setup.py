@@ -25,7 +25,7 @@ from surefoot.parallel import GradientSync, Layout, Mesh, ParallelModel, Process
 from surefoot.parallel.collectives import all_reduce
 from surefoot.parallel.pipeline import Pipeline
 from surefoot.train.checkpoint import load, load_model, newest_whole
-from surefoot.train.config import TrainConfig
+from surefoot.train.config import CheckConfig, TrainConfig
 from surefoot.train.feed import Feed
 from surefoot.train.optimizer import Optimizer, groups
 from surefoot.train.state import TrainState
@@ -187,8 +187,8 @@ def _take_up(config: TrainConfig, state: TrainState, processes: Processes) -> No
 
 
 def config_hash(config: TrainConfig) -> str:
-    """Return a hash of what determines the numbers of a run: all but its directory and its processes."""
-    shown = config.model_copy(update={"run": "", "layout": Layout(), "trackers": ()})
+    """Return a hash of what determines the numbers of a run: all but its directory, its processes and its checks."""
+    shown = config.model_copy(update={"run": "", "layout": Layout(), "trust": CheckConfig(), "trackers": ()})
     return hashlib.blake2b(to_json(shown).encode(), digest_size=8).hexdigest()
 
 
