@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from hypothesis import settings  # noqa: E402 - after the environment is set
+from hypothesis import settings
 
 # A busy machine is no failure: pytest's own time-out is the limit.
 settings.register_profile("surefoot", deadline=None)
