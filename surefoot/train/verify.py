@@ -41,13 +41,15 @@ def verify(
     candidates = _candidates(trials, steps, rounded, code, module)
     degrees = {axis: degree for axis, degree in trial.layout.model_dump().items() if isinstance(degree, int) and degree > 1}
     for step in range(steps):
-        pairs = []
+        pairs: list[tuple[Trace, Trace]] = []
+        faults: list[tuple[Recorded, str]] = []
         for reference, candidate in zip(references, candidates, strict=True):
-            one, (two, faults) = _trace(reference, step)[0], _trace(candidate, step)
-            if faults:
-                return _fault(two, faults)
+            one, (two, found) = _trace(reference, step)[0], _trace(candidate, step)
             pairs.append(_common(one, two, config))
+            faults = faults or found
         evidence = compare(*pairs[0], low=pairs[1] if len(pairs) > 1 else None, degrees=degrees)
+        if faults:
+            evidence = _with_fault(evidence, pairs[0][1], faults)
         evidence = replace(evidence, facts={**evidence.facts, "step": step + 1, "layout": trial.layout.model_dump()})
         if evidence.verdict in (Verdict.LOSSY, Verdict.WRONG):
             break
@@ -109,14 +111,17 @@ def _trace(recordings: list[Recording], step: int) -> tuple[Trace, list[tuple[Re
     return Trace(tuple(entries), facts), faults
 
 
-def _fault(trace: Trace, faults: list[tuple[Recorded, str]]) -> Evidence:
-    """Return the evidence of copies that differ, the first of them in data-flow order."""
-    order = {(entry.phase, entry.name): place for place, entry in enumerate(trace.ordered())}
-    one, problem = min(faults, key=lambda fault: order[fault[0].phase, fault[0].name])  # type: ignore[index]
+def _with_fault(evidence: Evidence, trace: Trace, faults: list[tuple[Recorded, str]]) -> Evidence:
+    """Return `evidence` with copies that differ: they are the finding unless another tensor went wrong before, in data-flow order."""
+    order: dict[tuple[str, str], int] = {(entry.phase, entry.name): place for place, entry in enumerate(trace.ordered())}
+    one, problem = min(faults, key=lambda fault: order[fault[0].phase, fault[0].name])
     layer = int(one.name.split(".")[1]) if one.name.startswith("layers.") else None
     sentence = f"{problem}: copies that must be equal are not, so a sum, an update or a starting value was not the same on all of them"
     finding = Finding(one.name, one.phase, layer, (), Verdict.WRONG, float("inf"), 0.0, sentence)  # type: ignore[arg-type]
-    return Evidence(Verdict.WRONG, {"float64": Verdict.WRONG}, (), finding)
+    before = evidence.first
+    if before is not None and order.get((before.phase, before.tensor), len(order)) < order[one.phase, one.name]:
+        finding = before
+    return replace(evidence, verdict=Verdict.WRONG, rungs={**evidence.rungs, "float64": Verdict.WRONG}, first=finding)
 
 
 def _common(reference: Trace, candidate: Trace, config: TrainConfig) -> tuple[Trace, Trace]:

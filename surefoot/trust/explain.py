@@ -125,7 +125,7 @@ def _part(candidate: Entry, x: Tensor, r: Tensor, bad: Tensor | None, degrees: M
     if int(bad.sum()) == 1:
         return f"one element of {bad.numel()} is wrong, {torch.nonzero(bad)[0].tolist()}: a flipped bit, or an index off by one at an edge"
     for dim, size in enumerate(bad.shape):
-        at = torch.nonzero(bad.movedim(dim, 0).flatten(1).any(1))[:, 0].tolist()
+        at = torch.nonzero(bad.movedim(dim, 0).reshape(bad.shape[dim], -1).any(1))[:, 0].tolist()
         if len(at) == 1 and size > 1:
             how = _ratio(x.select(dim, at[0]), r.select(dim, at[0]), degrees, all_of="every element there")
             return f"only index {at[0]} of dimension {dim} (of {size}) is wrong{': ' + how if how else ''}"

@@ -497,3 +497,14 @@ def test_a_gradient_that_is_rounding_alone_is_measured_against_its_fellows() -> 
 
     assert compare(of(1e-18), of(-3e-18)).verdict is Verdict.EQUIVALENT
     assert compare(of(1e-18), of(1e-12)).verdict is Verdict.WRONG
+
+
+def test_a_vector_wrong_in_its_last_elements_is_told_apart() -> None:
+    weight = torch.linspace(1.0, 2.0, 8, dtype=torch.float64)
+    other = weight.clone()
+    other[5:] *= 1.1
+    reference, candidate = (Trace((Entry("norm.weight", "update", 0, one),)) for one in (weight, other))
+    evidence = compare(reference, candidate)
+    assert evidence.verdict == Verdict.WRONG
+    assert evidence.first is not None
+    assert "indices 5 to 7 of dimension 0" in evidence.first.sentence
