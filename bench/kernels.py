@@ -18,7 +18,7 @@ import torch
 
 from bench.common import Figure, arguments, show, write
 from surefoot.models.blocked_attention import _backward, _forward
-from surefoot.models.products import _suits_onednn, onednn_is_faster
+from surefoot.models.products import PREFERS_ONEDNN, _suits_onednn
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -51,7 +51,7 @@ def products(rounds: int) -> list[Figure]:
         rows.append((name, f"{rates[0]:.0f}", f"{rates[1]:.0f}", f"{rates[1] / rates[0]:.2f}"))
         figures.append(Figure(f"kernels.product.{name.replace(' ', '.')}", rates[1] / rates[0], note="oneDNN over MKL, float32, forward"))
     show("float32 products, GFLOP/s", ("shape", "MKL", "oneDNN", "ratio"), rows)
-    print(f"chosen here: {'oneDNN' if onednn_is_faster() else 'MKL'} (suits 64 rows: {_suits_onednn(torch.ones(64, 8), torch.ones(8, 8))})")
+    print(f"chosen here: {'oneDNN' if PREFERS_ONEDNN else 'MKL'} (suits 64 rows: {_suits_onednn(torch.ones(64, 8), torch.ones(8, 8))})")
     return figures
 
 

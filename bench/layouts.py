@@ -42,7 +42,8 @@ def main() -> None:
     )
     proven = sum(error < BOUND for error, _ in worst.values())
     sizes = sorted({Layout(**degrees).world_size for degrees in LAYOUTS.values()})
-    note = f"{len(worst)} cells of {len(SPECS)} models and {len(LAYOUTS)} layouts on {sizes} processes; two steps of AdamW, packed documents, ragged labels"
+    cells = f"{len(worst)} cells of {len(SPECS)} models and {len(LAYOUTS)} layouts on {sizes} processes"
+    note = f"{cells}; two steps of AdamW, packed documents, ragged labels"
     error, where = max(worst.values())
     figures = [
         Figure("layouts.cells", proven, [], note),

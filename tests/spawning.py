@@ -49,12 +49,13 @@ def _child(rank: int, size: int, port: int, folder: Path, function: Callable[...
     import torch
 
     from surefoot.parallel import Processes
+    from surefoot.parallel.process import leave
 
     torch.set_num_threads(1)
     try:
         processes = Processes.join()
         result = (True, function(processes, *arguments))
-        processes.leave()
+        leave()
     except BaseException:  # noqa: BLE001 - the parent raises it
         result = (False, traceback.format_exc())
     (folder / f"rank{rank}").write_bytes(pickle.dumps(result))

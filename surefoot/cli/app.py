@@ -80,6 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = root.main(arguments, prog_name="surefoot", standalone_mode=False)
         boundary.code = result if isinstance(result, int) else 0
     sys.stdout.flush()
+    if "torch.distributed" in sys.modules:
+        from surefoot.parallel.process import leave
+
+        leave(boundary.code)
     sys.exit(boundary.code)
 
 

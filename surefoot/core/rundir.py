@@ -4,6 +4,7 @@
     RUN/environment.json   versions, hardware, git commit and command line of each start
     RUN/events.jsonl       the event log, which everything else is read from
     RUN/checkpoints/       step-00000100/, ...
+    RUN/evidence.json      of the trial of its layout, tensor by tensor
     RUN/report.html        made by `surefoot report`
 
 One process at a time writes to it; any number may read.
@@ -25,7 +26,7 @@ from surefoot.core.errors import RunError
 from surefoot.core.events import EventLog
 from surefoot.core.files import disk_error, write_atomic
 
-_OWN = ("config.toml", "environment.json", "events.jsonl", "checkpoints", "report.html")
+_OWN = ("config.toml", "environment.json", "events.jsonl", "checkpoints", "evidence.json", "report.html")
 
 
 class Run:
@@ -46,6 +47,10 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def evidence(self) -> Path:
+        return self.path / "evidence.json"
 
     @property
     def report(self) -> Path:

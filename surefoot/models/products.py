@@ -7,7 +7,6 @@ when a run is resumed, and the resumed run would no longer be bit-identical.
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import torch
@@ -15,9 +14,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 
-@functools.cache
-def onednn_is_faster() -> bool:
-    """Whether float32 products on this machine's CPU go to oneDNN: built in, and the processor is not Intel's."""
+def _onednn_is_faster() -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     try:
@@ -26,9 +23,13 @@ def onednn_is_faster() -> bool:
         return False
 
 
+PREFERS_ONEDNN = _onednn_is_faster()
+"""Whether float32 products on this machine's CPU go to oneDNN: built in, and the processor is AMD's."""
+
+
 def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
-        x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and onednn_is_faster() and not torch.is_autocast_enabled("cpu")
+        x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and PREFERS_ONEDNN and not torch.is_autocast_enabled("cpu")
     )
 
 

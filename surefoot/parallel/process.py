@@ -78,10 +78,29 @@ class Processes:
             dist.all_gather_object(values, value, group=group)
         return values
 
-    def leave(self) -> None:
-        """Leave the group."""
-        if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+    def collect(self, value: T) -> list[T] | None:
+        """Return the `value` of every process, by rank, on the first; None on the others. It must be picklable, and may be large."""
+        if self.size == 1:
+            return [value]
+        values: list[T] | None = [value] * self.size if self.rank == 0 else None
+        with among_peers():
+            dist.gather_object(value, values)
+        return values
+
+
+def leave(code: int = 0) -> None:
+    """Leave the group, if this process is in one; with a `code` other than 0, a failure, end the process with it.
+
+    A group that outlives the interpreter takes the process down, now and then, in the destructors of its threads. One that failed may
+    wait in its own for a peer that is gone: such a process ends without them.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -66,7 +66,9 @@ class CheckpointConfig(Config):
 
 
 class CheckConfig(Config):
-    """How training is checked while it runs: copies of a tensor on several processes must be the same bits."""
+    """How a run is checked: its layout before it begins, and while it goes on that copies of a tensor are the same bits."""
+
+    verify: Literal["auto", "always", "never"] = "auto"  # a trial of the layout before the first step; auto: below 1 % of the run
 
     hash_every: NonNegativeInt = 10  # steps, and before each checkpoint; 0: never. Costs nothing where nothing is held twice
 

@@ -17,12 +17,13 @@ from surefoot.core.rundir import Run
 from surefoot.data import Batch, Dataset, Prefetcher
 from surefoot.parallel import Processes
 from surefoot.parallel.replicas import ReplicaError, check_replicas
+from surefoot.train.admission import admit
 from surefoot.train.checkpoint import Saver
 from surefoot.train.config import TrainConfig, check_dataset
 from surefoot.train.evaluate import Evaluation, evaluate
 from surefoot.train.finite import NotFiniteError, culprit
 from surefoot.train.interrupt import Interrupt
-from surefoot.train.setup import Session, open_session
+from surefoot.train.setup import Session, open_mesh, open_session, peak_rate
 from surefoot.train.state import TrainState
 from surefoot.train.step import autocast, gradients_of, update
 
@@ -51,14 +52,20 @@ def fit(
     `resume` the newest whole checkpoint of the run is taken up; the continuation is bit-identical to a run never interrupted.
     `stop` is asked before each step: once it answers True on any process, all save and leave, as after Ctrl-C.
 
-    Raises `ConfigError`, `LayoutError` and `DataError` before any work; `NumericsError` when a number is not finite or copies of a
-    tensor are not alike, `EngineError` when a disk is full or a process dies, each after an `error` event.
+    Raises `ConfigError`, `LayoutError` and `DataError` before any work; `VerdictError` when a trial of the layout goes wrong;
+    `NumericsError` when a number is not finite or copies of a tensor are not alike, `EngineError` when a disk is full or a process
+    dies, each after an `error` event.
     """
     dataset = Dataset.open(config.data.path)
     check_dataset(config, dataset)
     processes = Processes.join()
     report = _reporter(run, on_event)
-    session = open_session(config, processes, resume=resume)
+    peak_flops_per_s = peak_rate(config, processes)
+    mesh = open_mesh(config, processes)
+    admission = admit(config, mesh, processes, peak_flops_per_s, None if run is None else run.evidence)
+    if admission is not None:
+        report("verify", verdict=admission.verdict, seconds=admission.seconds)
+    session = open_session(config, processes, resume=resume, mesh=mesh)
     state, steps = session.state, config.train.steps
     train_set = dataset.loader("train", config.data.sequence_length, config.data.seed)
     saver = Saver(
@@ -69,7 +76,7 @@ def fit(
         session.facts,
         on_saved=lambda **fields: report("checkpoint", **fields),
     )
-    clock = Clock(session.flops_per_token, session.peak_flops_per_s)
+    clock = Clock(session.flops_per_token, peak_flops_per_s)
     evaluation: Evaluation | None = None
     evaluated_at = -1
     loss = math.nan

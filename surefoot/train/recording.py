@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from surefoot.core.random import generator
 from surefoot.data import Batch
-from surefoot.parallel import Placement, Processes, local
+from surefoot.parallel import Mesh, Placement, Processes, local
 from surefoot.parallel.context import split_sequence
 from surefoot.parallel.placement import everything
+from surefoot.parallel.process import leave
 from surefoot.train.checkpoint import Saver
 from surefoot.train.config import TrainConfig
 from surefoot.train.setup import Session, open_session
@@ -69,14 +70,20 @@ def trial_rows(config: TrainConfig, step: int) -> Batch:
 
 
 def record(
-    config: TrainConfig, processes: Processes, steps: int = 2, *, rounded: str | None = None, interrupted: bool = False
+    config: TrainConfig,
+    processes: Processes,
+    steps: int = 2,
+    *,
+    rounded: str | None = None,
+    interrupted: bool = False,
+    mesh: Mesh | None = None,
 ) -> Recording:
     """Run `steps` steps of `config` on trial rows, through the code of a real run, and record them.
 
     `rounded`: begin from weights rounded to this dtype, so that runs in it and in a wider one begin from the same. `interrupted`: save
-    a checkpoint into `config.run` after the first step and go on from it in a new session.
+    a checkpoint into `config.run` after the first step and go on from it in a new session. `mesh`: groups of the layout that stand already.
     """
-    session = open_session(config, processes, resume=False)
+    session = open_session(config, processes, resume=False, mesh=mesh)
     torch.manual_seed(config.seed)  # nothing here draws from it; code under trial may
     if rounded is not None:
         with torch.no_grad():
@@ -232,7 +239,7 @@ def main(arguments: list[str]) -> None:
         config = TrainConfig.model_validate(trial["config"] | {"run": str(folder / f"run{number}")})
         found.append(record(config, processes, trial["steps"], rounded=trial["rounded"], interrupted=True))
     torch.save(found, folder / f"rank{processes.rank}.pt")
-    processes.leave()
+    leave()
 
 
 if __name__ == "__main__":

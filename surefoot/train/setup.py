@@ -50,7 +50,6 @@ class Session:
     feed: Feed
     micro_batches: int
     flops_per_token: float
-    peak_flops_per_s: float
     facts: dict[str, Any]
     description: dict[str, Any]
     pipeline: Pipeline | None = None
@@ -85,16 +84,22 @@ class Session:
             self.model.update_balance(list(total if group is None else all_reduce(total, group)))
 
 
-def open_session(config: TrainConfig, processes: Processes, *, resume: bool) -> Session:
-    """Build everything on this process and, to `resume`, load the newest whole checkpoint of the run."""
-    keep_freed_memory()
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
+def open_mesh(config: TrainConfig, processes: Processes) -> Mesh:
+    """Join the groups of the layout, after checking that model and sequences can be cut so."""
     layout = config.layout.for_world(processes.size)
     layout.check(processes.size)
     layout.check_model(config.model, config.data.sequence_length)
+    return make_mesh(layout, processes)
+
+
+def open_session(config: TrainConfig, processes: Processes, *, resume: bool, mesh: Mesh | None = None) -> Session:
+    """Build everything on this process, on groups that stand already if `mesh` is given; `resume`: from the newest whole checkpoint."""
+    keep_freed_memory()
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    mesh = mesh or open_mesh(config, processes)
+    layout = mesh.layout
     micro_batches = config.micro_batches(layout.data)
-    mesh = make_mesh(layout, processes)
     parallel = _make_model(config, mesh, resume=resume)
     _prepare_blocks(parallel.model, config)
     optimizer = Optimizer(parallel.parameters, parallel.decls, config.model, config.optimizer, parallel)
@@ -102,8 +107,6 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool) -> 
     sync = GradientSync(parallel.parameters, parallel.reductions(), micro_batches, sharded=layout.shard > 1)
     if resume:
         _take_up(config, state, processes)
-    precision = DTYPES[config.train.precision]
-    measured = torch.bfloat16 if config.train.precision == "bfloat16_autocast" else precision
     return Session(
         config=config,
         parallel=parallel,
@@ -114,10 +117,15 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool) -> 
         micro_batches=micro_batches,
         pipeline=Pipeline(parallel.model, mesh) if layout.pipeline > 1 else None,
         flops_per_token=count_flops(config.model, config.data.sequence_length).training,
-        peak_flops_per_s=matmul_peak(measured).rate * processes.size,
         facts={"config_hash": config_hash(config), "code": code_version(), "layout": layout.model_dump()},
         description=_describe(config, parallel.decls, layout),
     )
+
+
+def peak_rate(config: TrainConfig, processes: Processes) -> float:
+    """Return the FLOP/s of matrix products in the run's precision, of all processes together; measured once a process."""
+    dtype = torch.bfloat16 if config.train.precision == "bfloat16_autocast" else DTYPES[config.train.precision]
+    return matmul_peak(dtype, config.train.threads).rate * processes.size
 
 
 def _make_model(config: TrainConfig, mesh: Mesh, *, resume: bool) -> ParallelModel:

@@ -34,23 +34,39 @@ def verify(
     `low`: also compare in the precision of `config`. `module`: what the candidate's processes run. Between the first step and the second
     the candidate saves a checkpoint and goes on from it. Raises `EngineError` when the candidate does not run.
     """
+    trials = trials_of(config, low=low)
+    rounded = rounding_of(config)
+    references = [reference(trial, steps, rounded) for trial in trials]
+    return judge(config, references, _candidates(trials, steps, rounded, code, module))
+
+
+def trials_of(config: TrainConfig, *, low: bool = True) -> list[TrainConfig]:
+    """Return `config` made small, in float64 and, if asked, in its own precision."""
     trial = shrunk(config)
-    trials = [_in(trial, "float64")] + ([trial] if low and trial.train.precision != "float64" else [])
-    rounded = "bfloat16" if trial.train.precision == "bfloat16" else None
-    references = [_reference(one, steps, rounded) for one in trials]
-    candidates = _candidates(trials, steps, rounded, code, module)
-    degrees = {axis: degree for axis, degree in trial.layout.model_dump().items() if isinstance(degree, int) and degree > 1}
+    return [_in(trial, "float64")] + ([trial] if low and trial.train.precision != "float64" else [])
+
+
+def rounding_of(config: TrainConfig) -> str | None:
+    """Return the dtype that the first weights are rounded to, so that both precisions begin from the same; None: they do so already."""
+    return "bfloat16" if config.train.precision == "bfloat16" else None
+
+
+def judge(config: TrainConfig, references: list[Recording], candidates: list[list[Recording]]) -> Evidence:
+    """Return the evidence of the first step that is not right, or of the last. Each entry is of one trial; candidates by rank."""
+    layout = config.layout.model_dump()
+    degrees = {axis: degree for axis, degree in layout.items() if isinstance(degree, int) and degree > 1}
+    steps = len(references[0].facts)
     for step in range(steps):
         pairs: list[tuple[Trace, Trace]] = []
         faults: list[tuple[Recorded, str]] = []
-        for reference, candidate in zip(references, candidates, strict=True):
-            one, (two, found) = _trace(reference, step)[0], _trace(candidate, step)
+        for ours, theirs in zip(references, candidates, strict=True):
+            one, (two, found) = _trace([ours], step)[0], _trace(theirs, step)
             pairs.append(_common(one, two, config))
             faults = faults or found
-        evidence = compare(*pairs[0], low=pairs[1] if len(pairs) > 1 else None, degrees=degrees)
+        evidence = compare(*pairs[0], low=pairs[1] if len(pairs) > 1 else None, after_update=step > 0, degrees=degrees)
         if faults:
             evidence = _with_fault(evidence, pairs[0][1], faults)
-        evidence = replace(evidence, facts={**evidence.facts, "step": step + 1, "layout": trial.layout.model_dump()})
+        evidence = replace(evidence, facts={**evidence.facts, "step": step + 1, "layout": layout})
         if evidence.verdict in (Verdict.LOSSY, Verdict.WRONG):
             break
     return evidence
@@ -60,12 +76,13 @@ def _in(config: TrainConfig, precision: Precision) -> TrainConfig:
     return config.model_copy(update={"train": config.train.model_copy(update={"precision": precision})})
 
 
-def _reference(trial: TrainConfig, steps: int, rounded: str | None) -> list[Recording]:
+def reference(trial: TrainConfig, steps: int, rounded: str | None) -> Recording:
+    """Return the recording of `trial` as the plain model on one process."""
     plain = {"compile": False, "recompute": False, "micro_batch_size": None}
     alone = trial.model_copy(update={"layout": Layout(), "train": trial.train.model_copy(update=plain)})
     threads = torch.get_num_threads()
     try:
-        return [record(alone, Processes(), steps, rounded=rounded)]
+        return record(alone, Processes(), steps, rounded=rounded)
     finally:
         torch.set_num_threads(threads)
 

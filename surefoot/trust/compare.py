@@ -26,13 +26,15 @@ def compare(
     *,
     perturbed: Sequence[Trace] = (),
     low: tuple[Trace, Trace] | None = None,
+    after_update: bool = False,
     degrees: Mapping[str, int] | None = None,
 ) -> Evidence:
     """Return the evidence for `candidate` against `reference`, both run in float64 from the same weights and data.
 
     perturbed: float64 references that round otherwise (inputs times 1 + u noise, permuted hidden units, another batch split); they measure
     the floors, which are a priori without them. low: (reference, candidate) in the working precision, from weights that it represents
-    exactly; their errors are taken from `reference`, the truth. degrees: of parallelism, by axis, to name a cause.
+    exactly; their errors are taken from `reference`, the truth. after_update: the traces are of a later step, so that their weights have
+    been through updates since they were equal. degrees: of parallelism, by axis, to name a cause.
     """
     degrees = dict(degrees or {})
     scale = scales(reference)
@@ -41,7 +43,7 @@ def compare(
     rungs = {EXACT: Verdict.worst([row.verdict for row in exact + facts])}
     rows = exact
     if low is not None:
-        lossy = working(reference, *low, scale)
+        lossy = working(reference, *low, scale, after_update=after_update)
         facts += [row for row in _facts(low[0].facts, low[1].facts) if row.name not in {fact.name for fact in facts}]
         rungs[LOW] = Verdict.worst([row.verdict for row in [*lossy.values(), *facts]])
         known = {(row.phase, row.name) for row in exact}

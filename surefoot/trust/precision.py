@@ -15,14 +15,19 @@ from surefoot.trust.trace import Entry, Trace, pairs, same_bits, unlike
 LOW = "working precision"
 LARGEST = 2.5  # the largest of many errors fluctuates more than their RMS, by so much
 HOPELESS = 64.0  # where too few elements bound a ratio of errors, this and the typical error of the phase do
+MEDIAN = 0.6745  # median of the magnitude of a normal deviate
 ROUNDING = 0.425  # RMS of one rounding of generic data, in units of u
+OUTLIER = 6.0  # standard deviations: where an adaptive update has been, an element that is further off counts as one that is so far
 DRIFT = 0.25  # of one rounding: while everything before agrees to this, a tensor's difference arose in its own module
 
 Scales = dict[tuple[str, str], float]
 
 
-def working(truth: Trace, ours: Trace, theirs: Trace, scale: Scales) -> dict[tuple[str, str], Row]:
+def working(truth: Trace, ours: Trace, theirs: Trace, scale: Scales, *, after_update: bool = False) -> dict[tuple[str, str], Row]:
     """Return a row for each tensor of either trace: its error from `truth` against that of the reference in the same precision.
+
+    An adaptive update divides by the gradient: where that is rounding alone, a weight is off by a whole step in whichever trace drew it.
+    So in the phase of updates, and everywhere when the traces began `after_update`, the many speak and not the few.
 
     Errors are inherited, and a module that adds twice what it should hides in what it inherits. So where reference and candidate agree
     in all that came before, the errors that arose in this module alone are compared as well.
@@ -46,7 +51,7 @@ def working(truth: Trace, ours: Trace, theirs: Trace, scale: Scales) -> dict[tup
             rows[key] = Row(entry.name, entry.phase, Verdict.WRONG, math.nan, 0.0, f"in {LOW}, {why}")
         elif t is not None and r is not None and x is not None:
             size = scale.get(key, 0.0)
-            rows[key] = _judge(t, r, x, size, typical.get(r.phase, 0.0), len(sides), drift)
+            rows[key] = _judge(t, r, x, size, typical.get(r.phase, 0.0), len(sides), drift, after_update or r.phase == "update")
             if r.tensor.is_floating_point() and size and r.tensor.numel():
                 difference = rms(x.tensor.double() - r.tensor.double()) / size
                 drift = max(drift, difference / _one_rounding(r.tensor))
@@ -69,7 +74,7 @@ def _one_rounding(like: Tensor) -> float:
     return ROUNDING * torch.finfo(like.dtype).eps / 2
 
 
-def _judge(t: Entry, r: Entry, x: Entry, scale: float, typical: float, tensors: int, drift: float) -> Row:
+def _judge(t: Entry, r: Entry, x: Entry, scale: float, typical: float, tensors: int, drift: float, updated: bool) -> Row:
     name, phase = t.name, t.phase
     if same_bits(x.tensor, r.tensor) or not t.tensor.numel():
         return Row(name, phase, Verdict.IDENTICAL, 0.0, 0.0)
@@ -83,6 +88,9 @@ def _judge(t: Entry, r: Entry, x: Entry, scale: float, typical: float, tensors: 
     found, own = ((one.tensor.double() - t.tensor.double())[good] for one in (x, r))
     if not own.numel():
         return Row(name, phase, Verdict.EQUIVALENT, 0.0, 0.0)
+    if updated:
+        usual = max(float(own.abs().median()) / MEDIAN, _one_rounding(r.tensor) * scale)
+        found, own = (error.clamp(-OUTLIER * usual, OUTLIER * usual) for error in (found, own))
     # One rounding of the stored result is nobody's fault, even where the reference happens to be exact.
     base = max(rms(own), _one_rounding(r.tensor) * scale)
     bound = kappa(independent(own), tensors)

@@ -79,7 +79,7 @@ def test_forward_and_backward_equal_counted_operations(name: str, monkeypatch: p
 
     monkeypatch.setattr("surefoot.models.attention.causal_attention", every_pair)
     monkeypatch.setattr("surefoot.models.moe.grouped_ffn", one_by_one)
-    monkeypatch.setattr("surefoot.models.products.onednn_is_faster", lambda: False)
+    monkeypatch.setattr("surefoot.models.products.PREFERS_ONEDNN", False)
     spec, tokens, batch = SPECS[name], 16, 2
     model = Transformer(spec, dtype=torch.float32)
     initialise(model, 0)
@@ -97,7 +97,7 @@ def test_forward_and_backward_equal_counted_operations(name: str, monkeypatch: p
 @pytest.mark.parametrize("name", ["gqa", "sliding", "mla", "moe", "conv"])
 def test_decoding_equals_counted_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("surefoot.models.moe.grouped_ffn", one_by_one)
-    monkeypatch.setattr("surefoot.models.products.onednn_is_faster", lambda: False)
+    monkeypatch.setattr("surefoot.models.products.PREFERS_ONEDNN", False)
     spec, context = SPECS[name], 9
     model = Transformer(spec, dtype=torch.float32)
     initialise(model, 0)

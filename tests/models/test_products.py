@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 @pytest.fixture(autouse=True)
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the oneDNN path whatever the processor."""
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "PREFERS_ONEDNN", True)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -454,6 +454,18 @@ def test_lost_precision_is_lossy_and_explained(name: str) -> None:
     assert loss.says in first.sentence
 
 
+@pytest.mark.parametrize(("phase", "after_update"), [("update", False), ("forward", True)])
+def test_where_an_adaptive_update_has_been_one_element_may_be_off_by_a_whole_step_but_not_many(phase: str, after_update: bool) -> None:
+    name = {"update": QKV, "forward": "layers.0.mixer_norm"}[phase]
+    low = low_reference(torch.float32)
+    one = edit(low, phase, name, one_element(1e-3))
+    rounded = edit(low, phase, name, lambda x: x.bfloat16().float())
+    judged = [compare(reference(), reference(), low=(low, other), after_update=after_update) for other in (one, rounded)]
+    assert [evidence.verdict for evidence in judged] == [Verdict.EQUIVALENT, Verdict.LOSSY]
+    assert judged[1].first is not None
+    assert (judged[1].first.phase, judged[1].first.tensor) == (phase, name)
+
+
 def test_overflow_in_the_working_precision_is_wrong() -> None:
     evidence = judge(reference(), low=(low_reference(), edit(low_reference(), "forward", "norm", one_element(math.inf))))
     assert (evidence.verdict, evidence.rungs["float64"]) == (Verdict.WRONG, Verdict.IDENTICAL)
