@@ -28,9 +28,7 @@ PREFERS_ONEDNN = _onednn_is_faster()
 
 
 def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
-    return (
-        x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and PREFERS_ONEDNN and not torch.is_autocast_enabled("cpu")
-    )
+    return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and PREFERS_ONEDNN and not torch.is_autocast_enabled("cpu")
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:

@@ -24,13 +24,14 @@ from torch.autograd.function import FunctionCtx
 from surefoot.models.parameters import accumulation_dtype
 
 Group = dist.ProcessGroup
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
 
 def all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
     """Concatenate every rank's `x` along `dim`, by rank; not differentiated."""
     size = group.size()
     parts = x.new_empty(size, *x.shape)
-    dist.all_gather_into_tensor(parts.view(-1), x.contiguous().view(-1), group=group)
+    _all_gather(parts.view(-1), x.contiguous().view(-1), group=group)
     return torch.cat(parts.unbind(0), dim=dim)
 
 

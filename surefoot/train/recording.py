@@ -1,13 +1,8 @@
-"""What one process sees of training steps: activations, gradients, moments and weights, each with its place in the whole.
-
-python -m surefoot.train.recording FOLDER     as every process of a group, for the trials in FOLDER/trials.json
-"""
+"""What one process sees of training steps: activations, gradients, moments and weights, each with its place in the whole."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
@@ -21,12 +16,12 @@ from surefoot.data import Batch
 from surefoot.parallel import Mesh, Placement, Processes, local
 from surefoot.parallel.context import split_sequence
 from surefoot.parallel.placement import everything
-from surefoot.parallel.process import leave
 from surefoot.train.checkpoint import Saver
 from surefoot.train.config import TrainConfig
 from surefoot.train.setup import Session, open_session
 from surefoot.train.state import persistent_buffers
 from surefoot.train.step import gradients_of, update
+from surefoot.trust.repeat import Difference
 
 STREAM = ("embed", "mixer_norm", "mixer", "mixer_post_norm", "ffn_norm", "ffn", "ffn_post_norm", "norm")
 """Modules whose outputs are recorded, besides whole layers: each is a stream [B, T, D]."""
@@ -46,10 +41,11 @@ class Recorded:
 
 @dataclass
 class Recording:
-    """All of it on one process. `facts`: what must be equal to the letter, by step."""
+    """All of it on one process. `facts`: what must be equal to the letter, by step. `unsteady`: what timing changed, if that was tried."""
 
     entries: list[Recorded] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
+    unsteady: Difference | None = None
 
 
 def trial_rows(config: TrainConfig, step: int) -> Batch:
@@ -77,11 +73,13 @@ def record(
     rounded: str | None = None,
     interrupted: bool = False,
     mesh: Mesh | None = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> Recording:
     """Run `steps` steps of `config` on trial rows, through the code of a real run, and record them.
 
     `rounded`: begin from weights rounded to this dtype, so that runs in it and in a wider one begin from the same. `interrupted`: save
     a checkpoint into `config.run` after the first step and go on from it in a new session. `mesh`: groups of the layout that stand already.
+    `pause` is called at each recorded operation.
     """
     session = open_session(config, processes, resume=False, mesh=mesh)
     torch.manual_seed(config.seed)  # nothing here draws from it; code under trial may
@@ -90,12 +88,12 @@ def record(
             for parameter in session.state.optimizer.parameters.values():
                 parameter.copy_(parameter.to(getattr(torch, rounded)))
     found = Recording()
-    watch = _Watch(session)
+    watch = _Watch(session, pause)
     for step in range(steps):
         if interrupted and step == 1:
             _save(session)
             session = open_session(config, processes, resume=True)
-            watch = _Watch(session)
+            watch = _Watch(session, pause)
         rows = trial_rows(config, step)
         batches = [session.feed.split(_rows(rows, start, count)) for start, count in _requests(session)]
         watch.clear()
@@ -170,8 +168,8 @@ def _updated(step: int, session: Session) -> Iterator[Recorded]:
 class _Watch:
     """Hooks that keep the streams of a step and their gradients, one a micro-batch."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, pause: Callable[[], None]) -> None:
+        self.session, self.pause = session, pause
         self.outputs: dict[str, list[Tensor]] = {}
         self.gradients: dict[str, dict[int, Tensor]] = {}
         compiled = session.config.train.compile  # what runs inside a compiled block cannot be watched from outside
@@ -181,15 +179,20 @@ class _Watch:
 
     def _hook(self, name: str) -> Any:
         def keep(module: nn.Module, inputs: object, output: Any) -> None:
+            self.pause()
             stream = output[0] if isinstance(output, tuple) else output
             if torch._C._current_graph_task_id() != -1:
                 return  # the same output again, recomputed in the backward pass
             place = len(self.outputs.setdefault(name, []))
             self.outputs[name].append(stream.detach().clone())
             if stream.requires_grad:
-                stream.register_hook(lambda grad: self.gradients.setdefault(name, {}).__setitem__(place, grad.detach().clone()))
+                stream.register_hook(lambda grad: self._keep_gradient(name, place, grad))
 
         return keep
+
+    def _keep_gradient(self, name: str, place: int, grad: Tensor) -> None:
+        self.pause()
+        self.gradients.setdefault(name, {})[place] = grad.detach().clone()
 
     def clear(self) -> None:
         self.outputs, self.gradients = {}, {}
@@ -228,22 +231,3 @@ def _place(name: str) -> int:
         return 0 if parts[0] == "embed" else 1 << 20
     inner = STREAM.index(parts[2]) if len(parts) > 2 else len(STREAM)
     return 1 + int(parts[1]) * (len(STREAM) + 1) + inner
-
-
-def main(arguments: list[str]) -> None:
-    folder = Path(arguments[0])
-    asked = json.loads((folder / "trials.json").read_text(encoding="utf-8"))
-    processes = Processes.join()
-    found = []
-    for number, trial in enumerate(asked):
-        config = TrainConfig.model_validate(trial["config"] | {"run": str(folder / f"run{number}")})
-        found.append(record(config, processes, trial["steps"], rounded=trial["rounded"], interrupted=True))
-    torch.save(found, folder / f"rank{processes.rank}.pt")
-    leave()
-
-
-if __name__ == "__main__":
-    # By its own name, or what is stored would belong to a module called __main__.
-    from surefoot.train import recording
-
-    recording.main(sys.argv[1:])

@@ -27,17 +27,27 @@ TIMEOUT_S = 60.0  # of a collective: a rank that dies must not be waited for
 
 
 def verify(
-    config: TrainConfig, *, code: Path | None = None, low: bool = True, steps: int = STEPS, module: str = "surefoot.train.recording"
+    config: TrainConfig,
+    *,
+    code: Path | None = None,
+    low: bool = True,
+    steps: int = STEPS,
+    repeat: int = 0,
+    module: str = "surefoot.train.trial_rank",
 ) -> Evidence:
     """Compare `config` (its layout, precision and compilation; run by the code at `code`, if given) with the reference.
 
     `low`: also compare in the precision of `config`. `module`: what the candidate's processes run. Between the first step and the second
-    the candidate saves a checkpoint and goes on from it. Raises `EngineError` when the candidate does not run.
+    the candidate saves a checkpoint and goes on from it. `repeat`: run the candidate's own precision so many times, under timing noise;
+    a tensor that is not the same bits each time is wrong, and `facts["repeat"]` says where. Raises `EngineError` when the candidate does
+    not run.
     """
     trials = trials_of(config, low=low)
     rounded = rounding_of(config)
     references = [reference(trial, steps, rounded) for trial in trials]
-    return judge(config, references, _candidates(trials, steps, rounded, code, module))
+    candidates = _candidates(trials, steps, rounded, code, module, repeat)
+    evidence = judge(config, references, candidates)
+    return _with_races(evidence, candidates[-1], repeat) if repeat else evidence
 
 
 def trials_of(config: TrainConfig, *, low: bool = True) -> list[TrainConfig]:
@@ -87,12 +97,15 @@ def reference(trial: TrainConfig, steps: int, rounded: str | None) -> Recording:
         torch.set_num_threads(threads)
 
 
-def _candidates(trials: list[TrainConfig], steps: int, rounded: str | None, code: Path | None, module: str) -> list[list[Recording]]:
-    """Run the trials as the processes of their layout; return each one's recordings, by rank."""
+def _candidates(
+    trials: list[TrainConfig], steps: int, rounded: str | None, code: Path | None, module: str, repeat: int
+) -> list[list[Recording]]:
+    """Run the trials as the processes of their layout, the last of them repeatedly; return each one's recordings, by rank."""
     size = trials[0].layout.world_size
     with tempfile.TemporaryDirectory(prefix="surefoot-verify-") as scratch:
         folder = Path(scratch)
-        asked = [{"config": trial.model_dump(mode="json"), "steps": steps, "rounded": rounded} for trial in trials]
+        asked = [{"config": trial.model_dump(mode="json"), "steps": steps, "rounded": rounded, "repeat": 0} for trial in trials]
+        asked[-1]["repeat"] = repeat
         (folder / "trials.json").write_text(json.dumps(asked), encoding="utf-8")
         path = [] if code is None else [str(code.resolve())]
         environment = {
@@ -139,6 +152,24 @@ def _with_fault(evidence: Evidence, trace: Trace, faults: list[tuple[Recorded, s
     if before is not None and order.get((before.phase, before.tensor), len(order)) < order[one.phase, one.name]:
         finding = before
     return replace(evidence, verdict=Verdict.WRONG, rungs={**evidence.rungs, "float64": Verdict.WRONG}, first=finding)
+
+
+def _with_races(evidence: Evidence, candidate: list[Recording], times: int) -> Evidence:
+    """Return `evidence` with what changed from run to run; it is the finding where nothing worse was found."""
+    found = next(((rank, one.unsteady) for rank, one in enumerate(candidate) if one.unsteady is not None), None)
+    told: dict[str, Any] = {"times": times, "first": None}
+    if found is None:
+        return replace(evidence, facts={**evidence.facts, "repeat": told})
+    rank, difference = found
+    told["first"] = {"tensor": difference.name, "rank": rank, "run": difference.at + 1}
+    evidence = replace(evidence, facts={**evidence.facts, "repeat": told})
+    if evidence.verdict is Verdict.WRONG:
+        return evidence
+    name, _, place = difference.name.partition(" (")
+    sentence = f"not the same bits in run {difference.at + 1} as in the first: a race, or an order of summation that timing decides"
+    phase = place.split(" ")[0]
+    finding = Finding(name, phase, None, (rank,), Verdict.WRONG, float("inf"), 0.0, sentence)  # type: ignore[arg-type]
+    return replace(evidence, verdict=Verdict.WRONG, first=finding)
 
 
 def _common(reference: Trace, candidate: Trace, config: TrainConfig) -> tuple[Trace, Trace]:

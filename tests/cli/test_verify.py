@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,43 @@ def test_other_code_that_computes_something_else_is_wrong(surefoot: Command, tmp
     assert done.returncode == 1, done.stderr
     assert "wrong" in done.stderr + done.stdout
     assert "layers.0.ffn" in done.stderr + done.stdout
+
+
+def test_timing_noise_changes_no_bit_of_this_and_every_bit_of_a_race(surefoot: Command, tmp_path: Path) -> None:
+    tiny = ROOT / "examples" / "tiny.toml"
+    done = surefoot("verify", tiny, "--layout", "replicate=2", "--repeat", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["repeat"] == {"times": 3, "first": None}
+    shutil.copytree(ROOT / "surefoot", tmp_path / "racy" / "surefoot")
+    file = tmp_path / "racy" / "surefoot" / "models" / "ffn.py"
+    # An error of rounding that the clock decides: each run is equivalent to the reference, no two are the same bits.
+    late = "nn.functional.silu(first) * second * (1.0 + __import__('time').time_ns() // 1024 % 64 * 2.0**-52)"
+    file.write_text(file.read_text().replace("nn.functional.silu(first) * second", late))
+    done = surefoot("verify", tiny, "--code", "racy", "--precision", "float64", "--repeat", "3", "--json")
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert told["verdict"] == "wrong"
+    assert told["repeat"]["first"]["tensor"].startswith("layers.0")
+    found = Evidence.from_json((tmp_path / "evidence.json").read_text())
+    assert found.rungs["float64"] == Verdict.EQUIVALENT
+    assert found.first is not None
+    assert "race" in found.first.sentence
+
+
+@pytest.mark.parametrize("death", ["os._exit(7)", "os.kill(os.getpid(), 9)"])
+def test_a_rank_that_dies_during_verification_ends_it_in_one_line(surefoot: Command, tmp_path: Path, death: str) -> None:
+    shutil.copytree(ROOT / "surefoot", tmp_path / "dying" / "surefoot")
+    file = tmp_path / "dying" / "surefoot" / "models" / "ffn.py"
+    dies = f"import os\n        if os.environ.get('RANK') == '1':\n            {death}\n        return nn.functional.silu(first) * second"
+    file.write_text(file.read_text().replace("return nn.functional.silu(first) * second", dies))
+    done = surefoot("verify", ROOT / "examples" / "tiny.toml", "--code", "dying", "--layout", "replicate=2")
+    assert done.returncode == 3, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert "the trial run did not end well" in last
+    assert "Traceback" not in last
+    assert not (tmp_path / "evidence.json").exists()
+    left = [process for process in Path("/proc").glob("[0-9]*") if Path(os.path.realpath(process / "cwd")) == tmp_path]
+    assert not left
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def judge(mutation: Mutation) -> Evidence:
 
 
 if __name__ == "__main__":
-    from surefoot.train import recording
+    from surefoot.train import trial_rank
 
     name = os.environ.get("SUREFOOT_MUTATION", "")
     if name:
         ALL[name].plant()
-    recording.main(sys.argv[1:])
+    trial_rank.main(sys.argv[1:])
