@@ -52,4 +52,3 @@ def shares_batches(config: TrainConfig) -> Difference | None:
     length = min(TOKENS, config.model.max_positions)
     rows = torch.randint(config.model.vocab_size, (ROWS, length), generator=generator(config.seed, "rows"))
     return batch_invariant(lambda some: model(some), rows, BATCHES)
-
