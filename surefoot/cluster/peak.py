@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-SIZES = (1024, 2048)
+SIZES = {"cpu": (1024, 2048)}
+DEVICE_SIZES = (4096, 8192)  # smaller ones do not fill a GPU
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def matmul_peak(
 def _matmul_peak(dtype: torch.dtype, threads: int, device: str, repeats: int) -> Peak:
     found: list[Peak] = []
     with _threads(threads), torch.no_grad():
-        for size in SIZES:
+        for size in SIZES.get(torch.device(device).type, DEVICE_SIZES):
             a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
             for product in _products(a, b):
                 samples = _rates(product, 2.0 * size**3, repeats, device)

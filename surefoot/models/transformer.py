@@ -33,7 +33,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = nn.functional.embedding(tokens, self.weight)
-        return x if self.scale is None else x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
+        return x if self.scale is None else x * torch.full((), self.scale, dtype=x.dtype, device=x.device)
 
 
 class Block(nn.Module):
@@ -159,8 +159,8 @@ class Transformer(nn.Module):
             return self.logits(x)
         # A whole number would be inverted in float32, whatever the model's precision.
         wide = accumulation_dtype(x.dtype)
-        count = labels.numel() if normaliser is None and labels is not None else normaliser
-        scale = 1.0 / torch.as_tensor(count, device=x.device).to(wide)
+        count = normaliser if normaliser is not None else 1 if labels is None else labels.numel()
+        scale = 1.0 / (count if isinstance(count, Tensor) else torch.full((), count, device=x.device)).to(wide)
         scaled = torch.zeros((), dtype=wide, device=x.device) if aux is None else aux.to(wide) * scale
         if not last or labels is None:
             return Activation(x, scaled)

@@ -75,7 +75,7 @@ class ParallelModel:
         held = [copies(self.decls[name], layout) * (2 if tied and name == "embed.weight" else 1) for name in found]
         norms = torch._foreach_norm(list(found.values())) if found else []
         squares = [norm.double().square() / count for norm, count in zip(norms, held, strict=True)]
-        square = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+        square = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         if self.mesh.processes.size > 1:
             self.mesh.processes.sum(square)
         return square.sqrt()
@@ -122,8 +122,8 @@ def parallelise(spec: ModelSpec, mesh: Mesh, seed: int, *, dtype: torch.dtype, s
         whole = drawn(name, decl, spec, seed, dtype) if source is None else source[name].to(dtype)
         owner, _, leaf = name.rpartition(".")
         part = whole if placements[name] == everything(decl.shape) else placements[name].take(whole)
-        model.get_submodule(owner).register_parameter(leaf, nn.Parameter(part))
-    _make_buffers(model, source)
+        model.get_submodule(owner).register_parameter(leaf, nn.Parameter(part.to(mesh.device)))
+    _make_buffers(model, source, mesh.device)
     if mesh.tensor is not None:
         split_tensor(model, placements, mesh.tensor)
     if mesh.sequence is not None:
@@ -138,11 +138,11 @@ def parallelise(spec: ModelSpec, mesh: Mesh, seed: int, *, dtype: torch.dtype, s
     return parallel
 
 
-def _make_buffers(model: Transformer, source: Mapping[str, Tensor] | None) -> None:
+def _make_buffers(model: Transformer, source: Mapping[str, Tensor] | None, device: torch.device) -> None:
     for name, block in model.layers.items():
         if isinstance(block.ffn, MoE):
             layer = block.ffn
-            layer.counts = torch.zeros(layer.spec.experts, dtype=torch.int64)
+            layer.counts = torch.zeros(layer.spec.experts, dtype=torch.int64, device=device)
             if layer.router_bias is not None:
-                bias = torch.zeros(layer.spec.experts, dtype=layer.router_bias.dtype)
-                layer.router_bias = bias if source is None else source[f"layers.{name}.ffn.router_bias"].to(bias.dtype).clone()
+                bias = torch.zeros(layer.spec.experts, dtype=layer.router_bias.dtype, device=device)
+                layer.router_bias = bias if source is None else source[f"layers.{name}.ffn.router_bias"].to(bias, copy=True)

@@ -8,7 +8,8 @@ weights, which nobody waits for, are computed later from the inputs kept aside (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ from surefoot.parallel.mesh import Mesh
 from surefoot.parallel.process import among_peers
 from surefoot.parallel.schedules import Op, Schedule, cut_layers, make_schedule
 from surefoot.parallel.tensor import RowLinear
+
+Message = tuple[str, int, int]
+"""("F" for an activation or "B" for a gradient, the stage that receives it, micro-batch)."""
 
 
 def stages(spec: ModelSpec, layout: Layout) -> tuple[range, ...]:
@@ -93,7 +97,7 @@ class Pipeline:
         `after` is called with the layers of a stage when a forward pass of it ends.
         """
         schedule = schedule_of(self.mesh.layout, len(batches))
-        step = _Step(self, batches, normaliser)
+        step = _Step(self, batches, normaliser, schedule.orders)
         sync.begin()
         for op in schedule.orders[self.mesh.at.pipeline]:
             if op.kind == "F":
@@ -109,27 +113,42 @@ class Pipeline:
         step.finish()
         return step.loss
 
+    def messages(self, order: Sequence[Op], rank: int) -> Iterator[Message]:
+        """Yield what `rank`, which works in this `order`, sends to this one: activations forward, gradients backward."""
+        here = self.mesh.at.pipeline
+        for op in order:
+            to, kind = (op.stage + 1, "F") if op.kind == "F" else (op.stage - 1, "B")
+            if rank != here and op.kind != "W" and 0 <= to < len(self.placement) and self.placement[to] == here:
+                yield kind, to, op.micro_batch
+
     @torch.no_grad()
     def loss(self, rows: Rows) -> Tensor:
         """Run one micro-batch forward; return its summed loss on the last stage's rank (0 elsewhere)."""
-        step = _Step(self, [rows], 1)
-        for stage, rank in enumerate(self.placement):
-            if rank == self.mesh.at.pipeline:
-                step.forward(Op("F", stage, 0))
+        stages = [(Op("F", stage, 0), rank) for stage, rank in enumerate(self.placement)]
+        orders = [[op for op, rank in stages if rank == here] for here in range(self.mesh.layout.pipeline)]
+        step = _Step(self, [rows], 1, orders)
+        for op in orders[self.mesh.at.pipeline]:
+            step.forward(op)
         step.finish()
         return step.loss
 
 
 class _Step:
-    """The activations and messages of one step."""
+    """The activations and messages of one step.
 
-    def __init__(self, pipeline: Pipeline, batches: Sequence[Rows], normaliser: int) -> None:
+    NCCL knows no tags, so messages of a rank are received in the order in which it sends them, which its schedule tells; one that comes
+    before it is needed is kept.
+    """
+
+    def __init__(self, pipeline: Pipeline, batches: Sequence[Rows], normaliser: int, orders: Sequence[Sequence[Op]]) -> None:
         self.pipeline, self.batches, self.normaliser = pipeline, batches, normaliser
+        self.expected = {rank: deque(pipeline.messages(order, rank)) for rank, order in enumerate(orders)}
+        self.arrived: dict[Message, Tensor] = {}
         self.cut = pipeline.cut
         self.kept: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
         self.local: dict[tuple[str, int, int], Tensor] = {}
         self.sends: list[tuple[dist.Work, Tensor]] = []
-        self.loss = torch.zeros((), dtype=torch.float64)
+        self.loss = torch.zeros((), dtype=torch.float64, device=batches[0].tokens.device)
 
     def forward(self, op: Op) -> None:
         model, layers = self.pipeline.model, self.cut[op.stage]
@@ -169,7 +188,7 @@ class _Step:
             self.local[kind, stage, micro_batch] = tensor
             return
         tensor = tensor.contiguous()
-        work = dist.isend(tensor, self._process(rank), tag=self._tag(kind, stage, micro_batch))
+        work = dist.isend(tensor, self._process(rank), group=self._group(rank > self.pipeline.mesh.at.pipeline))
         assert work is not None
         self.sends.append((work, tensor))
 
@@ -179,20 +198,22 @@ class _Step:
         if here is not None:
             return here.clone() if kind == "F" else here
         layout, model = self.pipeline.mesh.layout, self.pipeline.model
-        rank = self.pipeline.placement[op.stage + (-1 if kind == "F" else 1)]
-        shape = (rows.tokens.shape[0], rows.tokens.shape[1] // layout.tensor, model.spec.dim)
-        tensor = torch.empty(shape, dtype=next(model.parameters()).dtype, device=rows.tokens.device)
-        with among_peers():
-            dist.recv(tensor, self._process(rank), tag=self._tag(kind, op.stage, op.micro_batch))
-        return tensor
+        rank, wanted = self.pipeline.placement[op.stage + (-1 if kind == "F" else 1)], (kind, op.stage, op.micro_batch)
+        while wanted not in self.arrived:
+            shape = (rows.tokens.shape[0], rows.tokens.shape[1] // layout.tensor, model.spec.dim)
+            tensor = torch.empty(shape, dtype=next(model.parameters()).dtype, device=rows.tokens.device)
+            with among_peers():
+                dist.recv(tensor, self._process(rank), group=self._group(rank < self.pipeline.mesh.at.pipeline))
+            self.arrived[self.expected[rank].popleft()] = tensor
+        return self.arrived.pop(wanted)
+
+    def _group(self, onward: bool) -> dist.ProcessGroup | None:
+        return self.pipeline.mesh.pipeline if onward else self.pipeline.mesh.pipeline_back
 
     def _process(self, rank: int) -> int:
         """Return the process of pipeline rank `rank` at this one's place of a stage: as far apart as a stage has ranks."""
         mesh = self.pipeline.mesh
         return mesh.processes.rank + (rank - mesh.at.pipeline) * mesh.layout.tokens
-
-    def _tag(self, kind: str, stage: int, micro_batch: int) -> int:
-        return 2 * (stage * len(self.batches) + micro_batch) + (kind == "B")
 
     def finish(self) -> None:
         with among_peers():

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from surefoot.core.environment import usable_cores
-from surefoot.core.errors import EngineError
+from surefoot.core.errors import ConfigError, EngineError
 
+CPU = torch.device("cpu")
 TIMEOUT_S = 600.0
 INPUT_AT_FAULT = 2  # the exit code of what every process finds alike
 _PR_SET_PDEATHSIG = 1  # prctl.h
@@ -111,6 +112,21 @@ def among_peers() -> Iterator[None]:
     except RuntimeError as error:
         said = str(error).partition(". ")[0][:200]
         raise EngineError(f"another process of the group is gone ({said})", remedy="see what it said; then: surefoot resume") from error
+
+
+def device_of(kind: str, environment: Mapping[str, str] | None = None) -> torch.device:
+    """Return this process's device for `kind` ("auto", "cpu", "cuda"): on a machine with GPUs the one of its LOCAL_RANK, made current.
+
+    Raises `ConfigError` when "cuda" is asked for and there is none.
+    """
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return CPU
+    if not torch.cuda.is_available():
+        raise ConfigError("this torch sees no GPU", where="train.device", remedy='use "cpu" or "auto", or install a torch built for CUDA')
+    env = os.environ if environment is None else environment
+    device = torch.device("cuda", int(env.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def backend() -> str:

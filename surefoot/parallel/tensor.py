@@ -110,7 +110,7 @@ class SplitEmbedding(Embedding):
         here = (tokens >= self.start) & (tokens < self.start + self.length)
         x = nn.functional.embedding(torch.where(here, tokens - self.start, 0), self.weight) * here[..., None]
         x = scatter_sum(x, SEQUENCE, self.group)
-        return x if self.scale is None else x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
+        return x if self.scale is None else x * torch.full((), self.scale, dtype=x.dtype, device=x.device)
 
 
 class SplitLoss:
@@ -123,7 +123,7 @@ class SplitLoss:
         self, hidden: Tensor, weight: Tensor, labels: Tensor, scale: Tensor, *, multiplier: float, softcap: float | None
     ) -> Tensor:
         # As many rows at a time as on the rank with the most entries: the chunks are collective.
-        most = int(all_reduce(torch.tensor([weight.shape[0]]), self.group, largest=True))
+        most = int(all_reduce(torch.full((1,), weight.shape[0], device=weight.device), self.group, largest=True))
         rows = max(1, CHUNK_BYTES // (most * accumulation_dtype(hidden.dtype).itemsize))
         return head_cross_entropy(
             gather(hidden, SEQUENCE, self.group),

@@ -53,6 +53,7 @@ class StepsConfig(Config):
     log_every: PositiveInt = 1
     init_from: str | None = None  # start from this model: a run, a checkpoint or a model directory
     threads: PositiveInt | None = None  # of this process; None: torch's own choice
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU for each process of a machine if there are any
 
 
 class CheckpointConfig(Config):
@@ -69,7 +70,6 @@ class CheckConfig(Config):
     """How a run is checked: its layout before it begins, and while it goes on that copies of a tensor are the same bits."""
 
     verify: Literal["auto", "always", "never"] = "auto"  # a trial of the layout before the first step; auto: below 1 % of the run
-
     hash_every: NonNegativeInt = 10  # steps, and before each checkpoint; 0: never. Costs nothing where nothing is held twice
 
 

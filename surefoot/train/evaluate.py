@@ -49,6 +49,7 @@ def evaluate(
     training = model.training
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64)
+    losses = torch.zeros((), dtype=torch.float64, device=feed.device)
     starts = list(range(0, rows, batch))
     rounds = -(-len(starts) // ranks)
     for turn in range(rounds):
@@ -62,7 +63,9 @@ def evaluate(
         else:
             loss = model(piece.tokens, piece.positions, piece.documents, labels=piece.labels, normaliser=1).cross_entropy
         if mine:
-            totals += torch.tensor([float(loss) if feed.counts else 0.0, piece.trained, piece.bytes], dtype=torch.float64)
+            totals += torch.tensor([0.0, piece.trained, piece.bytes], dtype=torch.float64)
+            losses += loss.double() * float(feed.counts)
     model.train(training)
+    totals[0] = float(losses)
     nats, tokens, size = processes.sum(totals).tolist()
     return Evaluation(nats / max(tokens, 1.0), nats / math.log(2.0) / max(size, 1.0), int(tokens), int(size))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from surefoot.data import Batch
 from surefoot.parallel import Coordinates, Layout
 from surefoot.parallel.context import split_sequence
+from surefoot.parallel.process import CPU
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Feed:
 
     layout: Layout = field(default_factory=Layout)
     at: Coordinates = field(default_factory=Coordinates)
+    device: torch.device = CPU
 
     @property
     def index(self) -> int:
@@ -32,8 +36,9 @@ class Feed:
         return self.at.tensor == self.at.context == self.at.pipeline == 0
 
     def split(self, batch: Batch) -> Batch:
-        """Return this process's part of the rows; `trained` and `bytes`, which are of whole rows, stay with the first process."""
-        tensors = {name: split_sequence(getattr(batch, name), self.layout, self.at.context) for name in _TENSORS}
+        """Return this process's part of the rows, on its device; `trained` and `bytes`, of whole rows, stay with the first process."""
+        parts = {name: split_sequence(getattr(batch, name), self.layout, self.at.context) for name in _TENSORS}
+        tensors = {name: part.to(self.device, non_blocking=True) for name, part in parts.items()}
         return replace(batch, **tensors, trained=batch.trained if self.first else 0, bytes=batch.bytes if self.first else 0)
 
 

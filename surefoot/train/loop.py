@@ -60,8 +60,8 @@ def fit(
     check_dataset(config, dataset)
     processes = Processes.join()
     report = _reporter(run, on_event)
-    peak_flops_per_s = peak_rate(config, processes)
     mesh = open_mesh(config, processes)
+    peak_flops_per_s = peak_rate(config, mesh)
     admission = admit(config, mesh, processes, peak_flops_per_s, None if run is None else run.evidence)
     if admission is not None:
         report("verify", verdict=admission.verdict, seconds=admission.seconds)
@@ -206,7 +206,7 @@ def _evaluate(session: Session, dataset: Dataset, processes: Processes) -> Evalu
     config = session.config
     loader = dataset.loader("validation", config.data.sequence_length, seed=None)
     batch = config.train.micro_batch_size or config.train.batch_size // session.feed.layout.data
-    with autocast(config.train.precision):
+    with autocast(config.train.precision, session.feed.device):
         return evaluate(
             session.model,
             loader,
@@ -220,7 +220,7 @@ def _evaluate(session: Session, dataset: Dataset, processes: Processes) -> Evalu
 
 def _not_finite(session: Session, batches: list[Batch], gradients: dict[str, Tensor | None]) -> NotFiniteError:
     """Name the tensor; nothing of this step is applied or saved."""
-    with autocast(session.config.train.precision):
+    with autocast(session.config.train.precision, session.feed.device):
         name = culprit(session.model, batches, gradients, session.processes)
     return NotFiniteError(
         f"step {session.state.step + 1} is not finite, first in {name}",

@@ -99,10 +99,10 @@ class Optimizer:
         config = self.config
         masters = self.masters(names)
         moments = [self.state["m"][name] for name in names], [self.state["v"][name] for name in names]
-        steps = torch.tensor(float(self.steps - 1))
+        steps = torch.full((), float(self.steps - 1), device=masters[0].device)
         # The kernel divides gradients by this, which saves clipping a pass of its own; it is a float32, so float64 goes without.
         fused = masters[0].dtype == torch.float32 and clip != 1.0
-        scale = torch.tensor(1.0 / clip) if fused else None
+        scale = torch.full((), 1.0 / clip, device=masters[0].device) if fused else None
         for chunk in self._chunks(names, masters):
             wanted = slice(chunk.start, chunk.stop)
             found = [self._gradient(gradients[name], master) for name, master in zip(names[wanted], masters[wanted], strict=True)]

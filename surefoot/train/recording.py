@@ -104,7 +104,7 @@ def record(
         for order, name in enumerate(reversed(decls)):
             part = gradients.parts[name]
             if part is not None:
-                found.entries.append(Recorded(step, "reduction", order, name, part.clone(), placements[name]))
+                found.entries.append(Recorded(step, "reduction", order, name, _kept(part), placements[name]))
         lr = update(session, gradients)
         found.entries += list(_updated(step, session))
         found.facts.append(
@@ -158,10 +158,10 @@ def _updated(step: int, session: Session) -> Iterator[Recorded]:
     order = 0
     for slot, tensors in (*optimizer.state.items(), ("weight", weights), ("ema", session.state.ema)):
         for name, tensor in tensors.items():
-            yield Recorded(step, "update", order, name if slot == "weight" else f"{slot}.{name}", tensor.clone(), placements[name])
+            yield Recorded(step, "update", order, name if slot == "weight" else f"{slot}.{name}", _kept(tensor), placements[name])
             order += 1
     for name, buffer in persistent_buffers(session.model).items():
-        yield Recorded(step, "update", order, name, buffer.clone(), everything(tuple(buffer.shape)))
+        yield Recorded(step, "update", order, name, _kept(buffer), everything(tuple(buffer.shape)))
         order += 1
 
 
@@ -184,7 +184,7 @@ class _Watch:
             if torch._C._current_graph_task_id() != -1:
                 return  # the same output again, recomputed in the backward pass
             place = len(self.outputs.setdefault(name, []))
-            self.outputs[name].append(stream.detach().clone())
+            self.outputs[name].append(_kept(stream))
             if stream.requires_grad:
                 stream.register_hook(lambda grad: self._keep_gradient(name, place, grad))
 
@@ -192,7 +192,7 @@ class _Watch:
 
     def _keep_gradient(self, name: str, place: int, grad: Tensor) -> None:
         self.pause()
-        self.gradients.setdefault(name, {})[place] = grad.detach().clone()
+        self.gradients.setdefault(name, {})[place] = _kept(grad)
 
     def clear(self) -> None:
         self.outputs, self.gradients = {}, {}
@@ -217,6 +217,10 @@ class _Watch:
         starts = [0, *(1 + i for i in range(len(tokens) - 1) if tokens[i + 1] != tokens[i] + 1), len(tokens)]
         runs = tuple((a, int(tokens[a]), b - a) for a, b in pairwise(starts))
         return Placement((rows, length, dim), (((0, feed.index * mine, mine),), runs, ((0, 0, dim),)))
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _recorded(name: str) -> bool:

@@ -24,6 +24,7 @@ from surefoot.models.parameters import accumulation_dtype
 from surefoot.parallel import GradientSync, Layout, Mesh, ParallelModel, Processes, make_mesh, parallelise
 from surefoot.parallel.collectives import all_reduce
 from surefoot.parallel.pipeline import Pipeline
+from surefoot.parallel.process import device_of
 from surefoot.train.checkpoint import load, load_model, newest_whole
 from surefoot.train.config import CheckConfig, TrainConfig
 from surefoot.train.feed import Feed
@@ -89,7 +90,7 @@ def open_mesh(config: TrainConfig, processes: Processes) -> Mesh:
     layout = config.layout.for_world(processes.size)
     layout.check(processes.size)
     layout.check_model(config.model, config.data.sequence_length)
-    return make_mesh(layout, processes)
+    return make_mesh(layout, processes, device_of(config.train.device))
 
 
 def open_session(config: TrainConfig, processes: Processes, *, resume: bool, mesh: Mesh | None = None) -> Session:
@@ -113,7 +114,7 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool, mes
         state=state,
         sync=sync,
         processes=processes,
-        feed=Feed(layout, mesh.at),
+        feed=Feed(layout, mesh.at, mesh.device),
         micro_batches=micro_batches,
         pipeline=Pipeline(parallel.model, mesh) if layout.pipeline > 1 else None,
         flops_per_token=count_flops(config.model, config.data.sequence_length).training,
@@ -122,10 +123,10 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool, mes
     )
 
 
-def peak_rate(config: TrainConfig, processes: Processes) -> float:
+def peak_rate(config: TrainConfig, mesh: Mesh) -> float:
     """Return the FLOP/s of matrix products in the run's precision, of all processes together; measured once a process."""
     dtype = torch.bfloat16 if config.train.precision == "bfloat16_autocast" else DTYPES[config.train.precision]
-    return matmul_peak(dtype, config.train.threads).rate * processes.size
+    return matmul_peak(dtype, config.train.threads, device=mesh.device).rate * mesh.processes.size
 
 
 def _make_model(config: TrainConfig, mesh: Mesh, *, resume: bool) -> ParallelModel:

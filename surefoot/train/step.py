@@ -60,25 +60,26 @@ def accumulate(session: Session, micro_batches: Sequence[Batch], normaliser: int
 
     Returns [their summed loss, already divided by the global `normaliser`; the bytes their labels spell], float64.
     """
-    total = torch.zeros(2, dtype=torch.float64)
+    device = session.feed.device
+    total = torch.zeros(2, dtype=torch.float64, device=device)
     session.counts = {}
     if session.pipeline is not None:
         rows = [Rows(batch.tokens, batch.positions, batch.documents, batch.labels) for batch in micro_batches]
-        with autocast(session.config.train.precision):
+        with autocast(session.config.train.precision, device):
             total[0] = session.pipeline.train(rows, normaliser, session.sync, session.count_experts) * float(session.feed.counts)
         total[1] = sum(batch.bytes for batch in micro_batches)
         return total
     for index, batch in enumerate(micro_batches):
         session.sync.start(index)
-        with autocast(session.config.train.precision):
+        with autocast(session.config.train.precision, device):
             loss = session.model(batch.tokens, batch.positions, batch.documents, labels=batch.labels, normaliser=normaliser)
         session.count_experts()
         loss.total.backward()
         known = loss.cross_entropy.double() * float(session.feed.counts)
-        total += torch.stack((known, torch.tensor(float(batch.bytes), dtype=torch.float64)))
+        total += torch.stack((known, torch.full_like(known, batch.bytes)))
     return total
 
 
-def autocast(precision: Precision) -> contextlib.AbstractContextManager[Any]:
+def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return the context in which a forward pass runs."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16_autocast" else contextlib.nullcontext()
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16_autocast" else contextlib.nullcontext()
