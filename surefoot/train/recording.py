@@ -21,6 +21,7 @@ from surefoot.train.config import TrainConfig
 from surefoot.train.setup import Session, open_session
 from surefoot.train.state import persistent_buffers
 from surefoot.train.step import gradients_of, update
+from surefoot.train.sums import Added, Addends
 from surefoot.trust.repeat import Difference
 
 STREAM = ("embed", "mixer_norm", "mixer", "mixer_post_norm", "ffn_norm", "ffn", "ffn_post_norm", "norm")
@@ -41,10 +42,14 @@ class Recorded:
 
 @dataclass
 class Recording:
-    """All of it on one process. `facts`: what must be equal to the letter, by step. `unsteady`: what timing changed, if that was tried."""
+    """All of it on one process. `facts`: what must be equal to the letter, by step; `added`: what each gradient is the sum of, by step.
+
+    `unsteady`: what timing changed, if that was tried.
+    """
 
     entries: list[Recorded] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
+    added: list[dict[str, tuple[Added, Placement]]] = field(default_factory=list)
     unsteady: Difference | None = None
 
 
@@ -88,19 +93,21 @@ def record(
             for parameter in session.state.optimizer.parameters.values():
                 parameter.copy_(parameter.to(getattr(torch, rounded)))
     found = Recording()
-    watch = _Watch(session, pause)
+    watch, addends = _Watch(session, pause), Addends(session)
     for step in range(steps):
         if interrupted and step == 1:
             _save(session)
             session = open_session(config, processes, resume=True)
-            watch = _Watch(session, pause)
+            watch, addends = _Watch(session, pause), Addends(session)
         rows = trial_rows(config, step)
         batches = [session.feed.split(_rows(rows, start, count)) for start, count in _requests(session)]
         watch.clear()
+        addends.found = {}
         gradients = gradients_of(session, batches, rows.trained)
         found.entries += watch.entries(step)
         found.entries += _numbers(step, gradients.loss, gradients.norm)
         decls, placements = session.parallel.decls, session.parallel.placements
+        found.added.append({name: (one, placements[name]) for name, one in addends.found.items()})
         for order, name in enumerate(reversed(decls)):
             part = gradients.parts[name]
             if part is not None:

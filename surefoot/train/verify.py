@@ -19,8 +19,9 @@ from surefoot.core.errors import EngineError
 from surefoot.parallel import Layout, Processes, launch
 from surefoot.train.config import Precision, TrainConfig
 from surefoot.train.recording import Recorded, Recording, record
+from surefoot.train.sums import check_sums, with_sums
 from surefoot.train.trial import shrunk
-from surefoot.trust import Entry, Evidence, Finding, Trace, Verdict, assemble, compare
+from surefoot.trust import Entry, Evidence, Finding, Row, Trace, Verdict, assemble, compare
 
 STEPS = 2  # the second shows what the first left behind: moments, counters, schedules
 TIMEOUT_S = 60.0  # of a collective: a rank that dies must not be waited for
@@ -69,11 +70,15 @@ def judge(config: TrainConfig, references: list[Recording], candidates: list[lis
     for step in range(steps):
         pairs: list[tuple[Trace, Trace]] = []
         faults: list[tuple[Recorded, str]] = []
+        sums: list[Row] = []
         for ours, theirs in zip(references, candidates, strict=True):
             one, (two, found) = _trace([ours], step)[0], _trace(theirs, step)
             pairs.append(_common(one, two, config))
             faults = faults or found
+            verdict = Verdict.WRONG if len(pairs) == 1 else Verdict.LOSSY  # in float64 there is no precision to lose
+            sums += check_sums(two, [recording.added[step] for recording in theirs], verdict)
         evidence = compare(*pairs[0], low=pairs[1] if len(pairs) > 1 else None, after_update=step > 0, degrees=degrees)
+        evidence = with_sums(evidence, sums)
         if faults:
             evidence = _with_fault(evidence, pairs[0][1], faults)
         evidence = replace(evidence, facts={**evidence.facts, "step": step + 1, "layout": layout})

@@ -219,11 +219,12 @@ def weight_gradient_of_another_micro_batch() -> None:
 def stages_swap_micro_batches() -> None:
     from surefoot.parallel import pipeline
 
-    def tag(original: Any, self: Any, kind: str, stage: int, micro_batch: int) -> int:
-        sender = kind == "F" and self.pipeline.mesh.at.pipeline == 0
-        return original(self, kind, stage, (len(self.batches) - 1 - micro_batch) if sender else micro_batch)
+    def messages(original: Any, self: Any, order: Any, rank: int) -> Any:
+        known = list(original(self, order, rank))
+        most = max((micro_batch for _, _, micro_batch in known), default=0)
+        return [(kind, stage, most - micro_batch if kind == "F" else micro_batch) for kind, stage, micro_batch in known]
 
-    only(pipeline._Step, "_tag", tag)
+    only(pipeline.Pipeline, "messages", messages)
 
 
 def shards_averaged() -> None:

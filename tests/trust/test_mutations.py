@@ -11,7 +11,7 @@ from surefoot.trust import Verdict
 from tests.trust.changes import CHANGES
 from tests.trust.mutant import ALL, judge
 
-QUICK = ("optimizer_holds_old_parameters", "last_norm_not_summed_over_tensor")
+QUICK = ("optimizer_holds_old_parameters", "last_norm_not_summed_over_tensor", "gradients_summed_in_bfloat16")
 SLOW = [name for name in list(ALL)[::4] if name not in QUICK and ALL[name].layout.get("tensor") != 8]
 
 
