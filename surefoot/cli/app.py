@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("transfer", "Write a model in the transformers format."),
     "import": ("transfer", "Read a model in the transformers format."),
     "flops": ("flops", "Count parameters, FLOPs and memory; plan a budget."),
+    "plan": ("plan", "Find the layout that trains a model fastest on a cluster."),
     "report": ("report", "Make a page of a run: plots, samples, settings."),
 }
 """Verb -> (module of this package that defines it, one line of help)."""

@@ -67,19 +67,31 @@ def training_memory(
         optimizer=WIDE * (2 * count - single),  # AdamW keeps two moments, Muon one
         masters=WIDE * count if precision == "bfloat16" else 0,
         activations=activation_bytes(spec, batch, tokens, precision=precision, recompute=recompute),
-        head=_head(spec, batch * tokens, _WIDTHS[precision]),
+        head=head_bytes(spec, batch * tokens, precision=precision),
     )
 
 
 def activation_bytes(spec: ModelSpec, batch: int, tokens: int, *, precision: Precision = "float32", recompute: bool = False) -> int:
     """Return what autograd keeps from the forward pass: token ids, rotations, every block, the last norm."""
     widths, count = _WIDTHS[precision], batch * tokens
-    layers = [_layer(spec, layer, batch, tokens, widths) for layer in range(spec.layers)]
+    layers = block_bytes(spec, batch, tokens, precision=precision)
     blocks = sum(layers)
     if recompute:
         blocks = spec.layers * count * spec.dim * widths.stream + max(layers)
     shared = 8 * count + count * _rotation(spec) * widths.compute
     return int(blocks + shared + count * _norm(spec.dim, widths.stream))
+
+
+def block_bytes(spec: ModelSpec, batch: int, tokens: int, *, precision: Precision = "float32") -> tuple[float, ...]:
+    """Return what autograd keeps of each block, when nothing is computed again."""
+    kinds = [(spec.mixer(layer), spec.feed_forward(layer)) for layer in range(spec.layers)]
+    found = {kind: _layer(spec, kinds.index(kind), batch, tokens, _WIDTHS[precision]) for kind in set(kinds)}
+    return tuple(found[kind] for kind in kinds)
+
+
+def head_bytes(spec: ModelSpec, count: int, *, precision: Precision = "float32") -> int:
+    """Return the bytes of the head for `count` tokens: the gradients of its input and weight, and its chunk of logits."""
+    return _head(spec, count, _WIDTHS[precision])
 
 
 def cache_bytes(spec: ModelSpec, batch: int, capacity: int, *, itemsize: int = 2) -> int:

@@ -19,9 +19,10 @@ from surefoot.data import Dataset
 from surefoot.models import Transformer
 from surefoot.train import TrainConfig
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
+FILES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
+EXAMPLES = [path for path in FILES if "[model]" in path.read_text()]
 SIZE = re.compile(r"(\d+) million parameters")
-PAGES = [*EXAMPLES, EXAMPLES[0].parents[1] / "README.md"]
+PAGES = [*FILES, EXAMPLES[0].parents[1] / "README.md"]
 
 
 def commands(page: Path) -> list[list[str]]:
