@@ -39,7 +39,7 @@ def main() -> None:
         Figure("plan.throughput_err", statistics.median(abs(ratio - 1) for ratio in ratios), [abs(ratio - 1) for ratio in ratios],
                "12 published runs; the share of its peak that an A100 and an H100 reach is fitted; the two narrowest models are the worst"),
         Figure("plan.rank", statistics.correlation(ranks(measured), ranks(guessed)), [],
-               "share of the peak, which differs by 20 % among the runs; those of 2021 stored attention scores, whose traffic slows narrow models"),
+               "share of the peak, which differs by 20 %; the runs of 2021 stored attention scores, whose traffic slows narrow models"),
     ]  # fmt: skip
     print("wrote", write("plan_layout", figures, quick=args.quick).name)
 
