@@ -106,11 +106,11 @@ def _run(settings: TrainConfig, *, fresh: bool, overwrite: bool, as_json: bool) 
 
 def check(settings: TrainConfig, processes: int) -> None:
     """Raise the `InputError` that training would meet, before a run directory is made."""
-    from surefoot.data import Dataset
+    from surefoot.data import Corpus
     from surefoot.parallel.pipeline import schedule_of
-    from surefoot.train.config import check_dataset
+    from surefoot.train.config import check_corpus
 
-    check_dataset(settings, Dataset.open(settings.data.path))
+    check_corpus(settings, Corpus.open(settings.data))
     layout = settings.layout.for_world(processes)
     layout.check(processes)
     layout.check_model(settings.model, settings.data.sequence_length)

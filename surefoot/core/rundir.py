@@ -4,6 +4,8 @@
     RUN/environment.json   versions, hardware, git commit and command line of each start
     RUN/events.jsonl       the event log, which everything else is read from
     RUN/checkpoints/       step-00000100/, ...
+    RUN/ledger.bin         of a mixture: which pieces of which documents each step trained on
+    RUN/mixture.jsonl      and every change of its weights
     RUN/evidence.json      of the trial of its layout, tensor by tensor
     RUN/report.html        made by `surefoot report`
 
@@ -26,7 +28,17 @@ from surefoot.core.errors import RunError
 from surefoot.core.events import EventLog
 from surefoot.core.files import disk_error, write_atomic
 
-_OWN = ("config.toml", "environment.json", "events.jsonl", "checkpoints", "evidence.json", "report.html")
+_OWN = (
+    "config.toml",
+    "environment.json",
+    "events.jsonl",
+    "checkpoints",
+    "evidence.json",
+    "ledger.bin",
+    "mixture.jsonl",
+    "reweight.json",
+    "report.html",
+)
 
 
 class Run:

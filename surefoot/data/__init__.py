@@ -10,6 +10,8 @@ from surefoot.data.chat import ChatTemplate as ChatTemplate
 from surefoot.data.config import DataConfig as DataConfig
 from surefoot.data.config import PrepareConfig as PrepareConfig
 from surefoot.data.config import TokenizerConfig as TokenizerConfig
+from surefoot.data.corpus import Batches as Batches
+from surefoot.data.corpus import Corpus as Corpus
 from surefoot.data.dataset import Dataset as Dataset
 from surefoot.data.loader import Batch as Batch
 from surefoot.data.loader import Loader as Loader

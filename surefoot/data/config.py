@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from surefoot.core.config import Config
-from surefoot.core.errors import ConfigError
+from surefoot.core.errors import ConfigError, nearest
 
 
 class TokenizerConfig(Config):
@@ -51,10 +51,76 @@ class PrepareConfig(Config):
         return self
 
 
-class DataConfig(Config):
-    """How a run reads a prepared dataset."""
+class SourceConfig(Config):
+    """One of several datasets that a run draws from."""
 
+    name: str = Field(min_length=1)
     path: str  # the directory `prepare` wrote
+    weight: PositiveFloat | None = None  # share beside the others' weights; None, for all: by size, see mixture.temperature
+    max_epochs: PositiveFloat | None = None  # so often at most; then the others share its part. None: no limit
+
+
+class StageConfig(Config):
+    """From `at` tokens on, these weights; a name that is left out gives nothing."""
+
+    at: NonNegativeInt
+    weights: dict[str, NonNegativeFloat]
+    shape: Literal["step", "linear"] = "step"  # linear: in a straight line from the stage before
+
+
+class MixtureConfig(Config):
+    """In what shares the sources give."""
+
+    by: Literal["tokens", "documents"] = "tokens"
+    temperature: PositiveFloat = 1.0  # without weights: shares are sizes^(1 / temperature); 1 is natural, larger is flatter
+    stages: tuple[StageConfig, ...] = ()  # a curriculum; the first one begins at 0
+    follow_loss: PositiveFloat | None = None  # at each evaluation give more to sources whose loss rose, at this rate; None: do not
+
+
+class DataConfig(Config):
+    """What a run reads: one prepared dataset, or several in a mixture."""
+
+    path: str | None = None  # the directory `prepare` wrote
+    sources: tuple[SourceConfig, ...] = ()
+    mixture: MixtureConfig = MixtureConfig()
     sequence_length: PositiveInt = 512
     seed: int = 0  # of the shuffle
     prefetch: int = Field(2, ge=1)  # batches made ahead of the step that needs them
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.path is None) == (not self.sources):
+            what = "is given beside sources" if self.sources else "is missing"
+            raise ConfigError(what, where="data.path", remedy='name one dataset (path = "...") or several ([[data.sources]])')
+        names = [source.name for source in self.sources]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise ConfigError(f"two sources are called '{name}'", where="data.sources", remedy="give each its own name")
+        weighted = [source.name for source in self.sources if source.weight is not None]
+        if weighted and len(weighted) < len(names):
+            without = next(name for name in names if name not in weighted)
+            what = f"'{without}' has no weight while '{weighted[0]}' has one"
+            raise ConfigError(what, where="data.sources", remedy="give all of them a weight, or none")
+        self._check_stages(names, bool(weighted))
+        return self
+
+    def _check_stages(self, names: list[str], weighted: bool) -> None:
+        stages = self.mixture.stages
+        if stages and weighted:
+            raise ConfigError("weights stand in the stages and beside the sources", where="data.mixture.stages", remedy="keep one of them")
+        if stages and min(stage.at for stage in stages) > 0:
+            raise ConfigError("no stage begins at 0", where="data.mixture.stages", remedy="add one with at = 0")
+        for number, stage in enumerate(stages):
+            unknown = next((name for name in stage.weights if name not in names), None)
+            where = f"data.mixture.stages[{number}]"
+            if unknown is not None:
+                raise ConfigError(
+                    f"there is no source '{unknown}'", where=where, remedy=nearest(unknown, names) if names else "name sources"
+                )
+            if not any(stage.weights.values()):
+                raise ConfigError("all weights are zero", where=where, remedy="give at least one source a weight")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The directories of all datasets."""
+        return tuple(source.path for source in self.sources) if self.path is None else (self.path,)

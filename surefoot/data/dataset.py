@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -106,10 +106,10 @@ class Dataset:
 
     def packing(self, split: str, sequence_length: int) -> Packing:
         """Return how the documents of `split` fall into rows."""
-        tokens, starts, pad = self._stream(split, "tokens", self.manifest.dtype), self._starts(split), self.special.pad
+        tokens, starts, pad = self.stream(split, "tokens"), self.document_starts(split), self.special.pad
         if self.manifest.config.task == "text":
             return StreamPacking(tokens, starts, sequence_length, pad)
-        return pack_conversations(tokens, self._stream(split, "trained", "u1"), starts, sequence_length, pad)
+        return pack_conversations(tokens, self.stream(split, "trained"), starts, sequence_length, pad)
 
     def bytes_per_token(self, split: str = "train") -> float:
         """Return the UTF-8 bytes of text per trained token of `split`."""
@@ -119,7 +119,7 @@ class Dataset:
     def validation_bytes(self) -> bytes:
         """Return the text of the validation documents, one after the other, spelled from their tokens."""
         spellings = self.vocabulary.spellings()
-        tokens = self._stream("validation", "tokens", self.manifest.dtype)
+        tokens = self.stream("validation", "tokens")
         return b"".join(b"".join([spellings[token] for token in chunk.tolist()]) for chunk in _chunks(tokens))
 
     def unigram_bits_per_byte(self, split: str = "validation") -> float:
@@ -149,10 +149,10 @@ class Dataset:
 
     def _label_counts(self, split: str) -> npt.NDArray[np.int64]:
         """How often each token is predicted in an epoch: conversations by their marks, text without each document's first token."""
-        tokens = self._stream(split, "tokens", self.manifest.dtype)
+        tokens = self.stream(split, "tokens")
         counts = np.zeros(self.vocab_size, dtype=np.int64)
         if self.manifest.config.task == "chat":
-            for chunk, flags in zip(_chunks(tokens), _chunks(self._stream(split, "trained", "u1")), strict=True):
+            for chunk, flags in zip(_chunks(tokens), _chunks(self.stream(split, "trained")), strict=True):
                 counts += np.bincount(chunk[flags != 0], minlength=self.vocab_size)
             return counts
         for chunk in _chunks(tokens):
@@ -160,11 +160,13 @@ class Dataset:
         counts[self.special.begin] -= self.split(split).documents
         return counts
 
-    def _stream(self, split: str, kind: str, dtype: str) -> Stream:
+    def stream(self, split: str, kind: Literal["tokens", "trained"]) -> Stream:
+        """Return all tokens of `split`, or for conversations the bytes that mark what is trained, memory-mapped."""
         paths = [self.path / record.path for record in self.split(split).files if Path(record.path).name.startswith(f"{kind}-")]
-        return Stream.open(paths, dtype, self.manifest.config.shard_tokens)
+        return Stream.open(paths, self.manifest.dtype if kind == "tokens" else "u1", self.manifest.config.shard_tokens)
 
-    def _starts(self, split: str) -> npt.NDArray[np.uint64]:
+    def document_starts(self, split: str) -> npt.NDArray[np.uint64]:
+        """Return where each document of `split` begins in its stream, and the stream's length, memory-mapped."""
         self.split(split)
         return np.asarray(np.memmap(self.path / split / "documents.bin", dtype="<u8", mode="r"))
 

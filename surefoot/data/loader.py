@@ -19,6 +19,8 @@ from surefoot.data.shuffle import shuffled
 if TYPE_CHECKING:
     import torch
 
+    from surefoot.data.corpus import Batches
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -89,7 +91,7 @@ class Prefetcher:
     An error in the thread is raised where the batch would have been handed over. Leaving the context, or `close`, ends the thread.
     """
 
-    def __init__(self, loader: Loader, requests: Iterable[tuple[int, int]], *, depth: int = 2) -> None:
+    def __init__(self, loader: Batches, requests: Iterable[tuple[int, int]], *, depth: int = 2) -> None:
         self._loader, self._requests = loader, iter(requests)
         self._thread = ThreadPoolExecutor(1, "surefoot-prefetch")
         self._ahead: deque[Future[Batch]] = deque()

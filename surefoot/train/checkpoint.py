@@ -60,6 +60,7 @@ class Manifest:
     files: dict[str, tuple[int, str]]
     created: float
     parent: str | None = None
+    data: dict[str, Any] | None = None  # where the planning of a mixture stood
     version: int = 1
 
 
@@ -232,8 +233,11 @@ class Saver:
         """Whether a save went wrong."""
         return self._error is not None
 
-    def save(self, *, loss: float | None) -> float:
-        """Begin to save the present state; return the seconds this thread was held up (an earlier save still being written)."""
+    def save(self, *, loss: float | None, data: dict[str, Any] | None = None) -> float:
+        """Begin to save the present state (`data`: where a mixture's planning stands).
+
+        Return the seconds this thread was held up: an earlier save was still being written.
+        """
         start = time.perf_counter()
         self.finish()
         if self.state.step == self._saved:
@@ -248,6 +252,7 @@ class Saver:
             tensors={name: (_dtype(tensor), list(tensor.shape)) for name, tensor in tensors.items()},
             files={},
             created=time.time(),
+            data=data,
             parent=next((step_path(self.folder, step).name for step in reversed(list_steps(self.folder))), None),
             **self.facts,
         )

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from surefoot.core.config import Config
 from surefoot.core.errors import ConfigError
-from surefoot.data import DataConfig, Dataset
+from surefoot.data import Corpus, DataConfig
 from surefoot.models import ModelSpec
 from surefoot.parallel.layout import Layout
 
@@ -125,11 +125,11 @@ class TrainConfig(Config):
         return 1 if micro is None else per_rank // micro
 
 
-def check_dataset(config: TrainConfig, dataset: Dataset) -> None:
-    """Raise `ConfigError` when the model's vocabulary does not hold the dataset's tokens."""
-    if dataset.vocab_size > config.model.vocab_size:
+def check_corpus(config: TrainConfig, corpus: Corpus) -> None:
+    """Raise `ConfigError` when the model's vocabulary does not hold the corpus's tokens."""
+    if corpus.vocab_size > config.model.vocab_size:
         raise ConfigError(
-            f"{config.model.vocab_size} is smaller than the vocabulary of {config.data.path}, {dataset.vocab_size}",
+            f"{config.model.vocab_size} is smaller than the vocabulary of {', '.join(config.data.paths)}, {corpus.vocab_size}",
             where="model.vocab_size",
-            remedy=f"use {dataset.vocab_size}",
+            remedy=f"use {corpus.vocab_size}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,15 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 700.0))
+
+
+def together(parts: Iterable[Evaluation]) -> Evaluation:
+    """Return the evaluation of several texts as one: means over all their tokens and bytes."""
+    known = list(parts)
+    tokens, size = sum(one.tokens for one in known), sum(one.bytes for one in known)
+    loss = sum(one.loss * one.tokens for one in known) / max(tokens, 1)
+    bits = sum(one.bits_per_byte * one.bytes for one in known) / max(size, 1)
+    return Evaluation(loss, bits, tokens, size) if len(known) != 1 else known[0]
 
 
 @torch.no_grad()

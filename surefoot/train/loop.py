@@ -14,15 +14,16 @@ from torch import Tensor
 
 from surefoot.core.errors import EngineError, SurefootError
 from surefoot.core.rundir import Run
-from surefoot.data import Batch, Dataset, Prefetcher
+from surefoot.data import Batch, Corpus, Loader, Prefetcher
 from surefoot.parallel import Processes
 from surefoot.parallel.replicas import ReplicaError, check_replicas
 from surefoot.train.admission import admit
 from surefoot.train.checkpoint import Saver
-from surefoot.train.config import TrainConfig, check_dataset
-from surefoot.train.evaluate import Evaluation, evaluate
+from surefoot.train.config import TrainConfig, check_corpus
+from surefoot.train.evaluate import Evaluation, evaluate, together
 from surefoot.train.finite import NotFiniteError, culprit
 from surefoot.train.interrupt import Interrupt
+from surefoot.train.mixing import Mixing
 from surefoot.train.setup import Session, open_mesh, open_session, peak_rate
 from surefoot.train.state import TrainState
 from surefoot.train.step import autocast, gradients_of, update
@@ -56,8 +57,8 @@ def fit(
     `NumericsError` when a number is not finite or copies of a tensor are not alike, `EngineError` when a disk is full or a process
     dies, each after an `error` event.
     """
-    dataset = Dataset.open(config.data.path)
-    check_dataset(config, dataset)
+    corpus = Corpus.open(config.data)
+    check_corpus(config, corpus)
     processes = Processes.join()
     report = _reporter(run, on_event)
     mesh = open_mesh(config, processes)
@@ -67,7 +68,9 @@ def fit(
         report("verify", verdict=admission.verdict, seconds=admission.seconds)
     session = open_session(config, processes, resume=resume, mesh=mesh)
     state, steps = session.state, config.train.steps
-    train_set = dataset.loader("train", config.data.sequence_length, config.data.seed)
+    train_set = corpus.train(config.train.batch_size, session.feed.layout.data, session.micro_batches, session.data, state.position)
+    validation = corpus.validation()
+    mixing = Mixing.of(config.data, train_set, None if run is None else run.path, processes, report, state.step)
     saver = Saver(
         Path(config.run) / "checkpoints",
         state,
@@ -90,6 +93,7 @@ def fit(
         try:
             while state.step < steps and not processes.any(interrupt.asked or saver.failed or (stop is not None and stop())):
                 clock.start()
+                mixing.asked(state.step)
                 # Of all processes: everyone can count it. A step in which masks leave nothing to train has a sum of zero.
                 normaliser = max(1, train_set.trained(state.position, config.train.batch_size))
                 micro_batches = [session.feed.split(clock.waiting(batches)) for _ in range(session.micro_batches)]
@@ -100,6 +104,7 @@ def fit(
                 clock.held(saver.captured())
                 lr = update(session, gradients)
                 loss = gradients.loss
+                mixing.trained(state.step)
 
                 if state.step % config.train.log_every == 0 or state.step == steps:
                     bits = loss * normaliser / math.log(2.0) / max(gradients.bytes, 1.0)
@@ -113,18 +118,34 @@ def fit(
                         position=state.position,
                         **clock.stop(config.train.batch_size * config.data.sequence_length),
                     )
-                if _due(state.step, config.train.eval_every, steps) and "validation" in dataset.manifest.splits:
-                    evaluation, evaluated_at = _evaluate(session, dataset, processes), state.step
-                    report("eval", step=state.step, loss=evaluation.loss, bits_per_byte=evaluation.bits_per_byte, tokens=evaluation.tokens)
+                if _due(state.step, config.train.eval_every, steps) and validation:
+                    evaluations = {name: _evaluate(session, loader, processes) for name, loader in validation.items()}
+                    evaluation, evaluated_at = together(evaluations.values()), state.step
+                    losses = {name: one.loss for name, one in evaluations.items()}
+                    by_source = {"sources": losses} if len(losses) > 1 else {}
+                    report(
+                        "eval",
+                        step=state.step,
+                        loss=evaluation.loss,
+                        bits_per_byte=evaluation.bits_per_byte,
+                        tokens=evaluation.tokens,
+                        **by_source,
+                    )
+                    mixing.measured(state.step, losses)
                 saving = _due(state.step, config.checkpoint.every, steps)
                 if saving or _due(state.step, config.trust.hash_every, steps):
                     _check_copies(session)
                 if saving:
-                    clock.held(saver.save(loss=evaluation.loss if evaluation and evaluated_at == state.step else None))
+                    clock.held(
+                        saver.save(
+                            loss=evaluation.loss if evaluation and evaluated_at == state.step else None, data=mixing.state(state.step)
+                        )
+                    )
             if state.step < steps:
                 _check_copies(session)
-                saver.save(loss=None)
+                saver.save(loss=None, data=mixing.state(state.step))
         finally:
+            mixing.close()
             saver.finish()
     interrupted = state.step < steps
     report("interrupt" if interrupted else "finish", step=state.step, run=config.run)
@@ -202,9 +223,8 @@ def _check_copies(session: Session) -> None:
         check_replicas(session.parallel, session.state.tensors(), session.processes, step=session.state.step)
 
 
-def _evaluate(session: Session, dataset: Dataset, processes: Processes) -> Evaluation:
+def _evaluate(session: Session, loader: Loader, processes: Processes) -> Evaluation:
     config = session.config
-    loader = dataset.loader("validation", config.data.sequence_length, seed=None)
     batch = config.train.micro_batch_size or config.train.batch_size // session.feed.layout.data
     with autocast(config.train.precision, session.feed.device):
         return evaluate(

@@ -55,6 +55,7 @@ class Session:
     description: dict[str, Any]
     pipeline: Pipeline | None = None
     counts: dict[str, Tensor] = field(default_factory=dict)
+    data: dict[str, Any] | None = None  # where a checkpoint says that the planning of a mixture stood
 
     @property
     def model(self) -> Transformer:
@@ -106,8 +107,7 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool, mes
     optimizer = Optimizer(parallel.parameters, parallel.decls, config.model, config.optimizer, parallel)
     state = TrainState(parallel, optimizer, _make_ema(config, optimizer, list(parallel.parameters)))
     sync = GradientSync(parallel.parameters, parallel.reductions(), micro_batches, sharded=layout.shard > 1)
-    if resume:
-        _take_up(config, state, processes)
+    data = _take_up(config, state, processes) if resume else None
     return Session(
         config=config,
         parallel=parallel,
@@ -117,6 +117,7 @@ def open_session(config: TrainConfig, processes: Processes, *, resume: bool, mes
         feed=Feed(layout, mesh.at, mesh.device),
         micro_batches=micro_batches,
         pipeline=Pipeline(parallel.model, mesh) if layout.pipeline > 1 else None,
+        data=data,
         flops_per_token=count_flops(config.model, config.data.sequence_length).training,
         facts={"config_hash": config_hash(config), "code": code_version(), "layout": layout.model_dump()},
         description=_describe(config, parallel.decls, layout),
@@ -188,11 +189,11 @@ def _make_ema(config: TrainConfig, optimizer: Optimizer, names: list[str]) -> di
     }
 
 
-def _take_up(config: TrainConfig, state: TrainState, processes: Processes) -> None:
+def _take_up(config: TrainConfig, state: TrainState, processes: Processes) -> dict[str, Any] | None:
     newest = newest_whole(Path(config.run) / "checkpoints")
     if newest is None:
         raise CheckpointError("the run has no whole checkpoint", where=config.run, remedy="start it anew: surefoot train")
-    load(newest, state, processes)
+    return load(newest, state, processes).data
 
 
 def config_hash(config: TrainConfig) -> str:
