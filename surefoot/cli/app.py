@@ -20,7 +20,7 @@ from surefoot.core.errors import SurefootError, nearest
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "Train, judge and export a small model on text this machine has."),
     "doctor": ("doctor", "Check this machine and measure how fast it multiplies."),
-    "data": ("data", "Prepare text for training; look at a dataset."),
+    "data": ("data", "Prepare text for training; look at a dataset; plan and audit mixtures."),
     "train": ("train", "Train a model as a TOML file says."),
     "resume": ("train", "Go on with a run from its last checkpoint."),
     "verify": ("verify", "Prove that a layout, a precision or other code computes the same."),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from surefoot.cli.face import PATH, common, show
+from surefoot.cli.mixture import audit_command, plan_command, reweight_command
 from surefoot.core import terminal
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 @click.group("data")
 def data_command() -> None:
-    """Prepare text for training, and look at what was prepared."""
+    """Prepare text for training, look at what was prepared, and plan, change and audit mixtures."""
+
+
+for command in (plan_command, reweight_command, audit_command):
+    data_command.add_command(command)
 
 
 @data_command.command("prepare")

@@ -154,6 +154,13 @@ class MixedLoader:
                     known.pop(newest - _KEPT, None)
             return self._plans[step]
 
+    def imbalance(self, step: int) -> tuple[float, float]:
+        """Return the attention of the busiest rank over the mean, of the rows of `step` as planned and as arranged."""
+        costs = np.array([attention_pairs(row) for row in self.plan(step).rows], dtype=np.float64)
+        each = [costs.reshape(self.ranks, -1).sum(1), costs[self._orders[step]].reshape(self.ranks, -1).sum(1)]
+        before, after = (float(loads.max() / loads.mean()) for loads in each)
+        return before, after
+
     def state(self, step: int) -> PlanState:
         """Return where planning stands after `step`: what a checkpoint keeps."""
         if step > self.start.step:
