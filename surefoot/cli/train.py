@@ -108,8 +108,10 @@ def check(settings: TrainConfig, processes: int) -> None:
     """Raise the `InputError` that training would meet, before a run directory is made."""
     from surefoot.data import Corpus
     from surefoot.parallel.pipeline import schedule_of
+    from surefoot.parallel.process import check_device
     from surefoot.train.config import check_corpus
 
+    check_device(settings.train.device)
     check_corpus(settings, Corpus.open(settings.data))
     layout = settings.layout.for_world(processes)
     layout.check(processes)

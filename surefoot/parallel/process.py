@@ -114,15 +114,20 @@ def among_peers() -> Iterator[None]:
         raise EngineError(f"another process of the group is gone ({said})", remedy="see what it said; then: surefoot resume") from error
 
 
+def check_device(kind: str) -> None:
+    """Raise `ConfigError` when `kind` is "cuda" and there is no GPU."""
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("this torch sees no GPU", where="train.device", remedy='use "cpu" or "auto", or install a torch built for CUDA')
+
+
 def device_of(kind: str, environment: Mapping[str, str] | None = None) -> torch.device:
     """Return this process's device for `kind` ("auto", "cpu", "cuda"): on a machine with GPUs the one of its LOCAL_RANK, made current.
 
     Raises `ConfigError` when "cuda" is asked for and there is none.
     """
-    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+    check_device(kind)
+    if kind == "cpu" or not torch.cuda.is_available():
         return CPU
-    if not torch.cuda.is_available():
-        raise ConfigError("this torch sees no GPU", where="train.device", remedy='use "cpu" or "auto", or install a torch built for CUDA')
     env = os.environ if environment is None else environment
     device = torch.device("cuda", int(env.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.cuda.set_device(device)
