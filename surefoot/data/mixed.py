@@ -25,9 +25,13 @@ from surefoot.data.planner import OutOfDocuments, Piece, Planner, PlanState, Row
 from surefoot.data.shards import Stream
 from surefoot.data.shuffle import shuffled
 
-_BLOCK = 1024  # documents whose place in the permutation is worked out at once
+_BLOCK = 256  # documents whose place in the permutation is worked out at once
 _KEPT = 64  # steps that stay planned behind the newest one
 Int64 = npt.NDArray[np.int64]
+
+
+class EndOfDataError(DataError):
+    """The sources of a mixture have given all they may; every process meets this at the same step."""
 
 
 @dataclass
@@ -136,7 +140,7 @@ class MixedLoader:
         return sum(self.sources[piece.source].trained(piece) for row in self._ordered(position, count) for piece in row)
 
     def plan(self, step: int) -> StepPlan:
-        """Return the plan of `step` (the first is 1). Raises `DataError` when the sources have no more to give."""
+        """Return the plan of `step` (the first is 1). Raises `EndOfDataError` when the sources have no more to give."""
         with self._lock:
             while step not in self._plans:
                 newest = max(self._states)
@@ -146,7 +150,7 @@ class MixedLoader:
                     found, self._states[newest + 1] = self.planner.plan(self._states[newest])
                 except OutOfDocuments:
                     what = f"the sources have given all they may before step {newest + 1}"
-                    raise DataError(what, where="data.sources", remedy="raise max_epochs, or lower train.steps") from None
+                    raise EndOfDataError(what, where="data.sources", remedy="raise max_epochs, or lower train.steps") from None
                 self._plans[newest + 1] = found
                 costs = np.array([attention_pairs(row) for row in found.rows], dtype=np.float64)
                 self._orders[newest + 1] = arranged(costs, self.ranks, self.micro_batches)

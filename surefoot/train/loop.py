@@ -15,6 +15,7 @@ from torch import Tensor
 from surefoot.core.errors import EngineError, SurefootError
 from surefoot.core.rundir import Run
 from surefoot.data import Batch, Corpus, Loader, Prefetcher
+from surefoot.data.mixed import EndOfDataError
 from surefoot.parallel import Processes
 from surefoot.parallel.replicas import ReplicaError, check_replicas
 from surefoot.train.admission import admit
@@ -144,6 +145,10 @@ def fit(
             if state.step < steps:
                 _check_copies(session)
                 saver.save(loss=None, data=mixing.state(state.step))
+        except EndOfDataError:
+            _check_copies(session)
+            saver.save(loss=None, data=mixing.state(state.step))  # what was trained is kept
+            raise
         finally:
             mixing.close()
             saver.finish()

@@ -19,7 +19,7 @@ from surefoot.data.ledger import audit
 from surefoot.data.ledger import read as read_ledger
 from surefoot.parallel import Processes
 from surefoot.train import TrainConfig, fit
-from surefoot.train.checkpoint import load_model
+from surefoot.train.checkpoint import list_steps, load_model
 from surefoot.train.mixing import ask
 from tests.spawning import run_ranks
 from tests.train.conftest import Configure
@@ -164,6 +164,15 @@ def test_weights_follow_losses_where_asked_and_every_source_is_evaluated(mixture
     changes = [event.fields for event in events if event.kind == "mixture"]
     assert [change["why"] for change in changes] == ["by loss"] * len(evaluations)
     assert all(abs(sum(change["weights"].values()) - 1.0) < 1e-12 for change in changes)
+
+
+def test_a_run_whose_sources_end_keeps_what_it_trained(mixture: Mixture, sources: list[dict[str, Any]]) -> None:
+    config = mixture("short", data={"sources": [source | {"max_epochs": 1.0} for source in sources]}, train={"steps": 500})
+    with pytest.raises(DataError, match="the sources have given all they may before step"):
+        trained(config)
+    last = list_steps(Path(config.run) / "checkpoints")[-1]
+    assert last > 3
+    assert [entry.step for entry in read_ledger(Path(config.run) / "ledger.bin")] == list(range(1, last + 1))
 
 
 def test_an_impossible_request_is_refused(tmp_path: Path) -> None:
