@@ -10,7 +10,7 @@ from torch import Tensor
 from surefoot.data import Batch
 from surefoot.models import ModelSpec
 from surefoot.models.spec import AttentionSpec, ConvSpec, FeedForwardSpec, MLASpec, MoESpec, NormSpec, RopeSpec
-from surefoot.parallel import GradientSync, Layout, Processes, make_mesh, parallelise
+from surefoot.parallel import GradientSync, Layout, Mesh, Processes, make_mesh, parallelise
 from surefoot.parallel.pipeline import Pipeline, Rows
 from surefoot.train.config import OptimizerConfig
 from surefoot.train.feed import Feed
@@ -111,10 +111,18 @@ class Outcome:
     biases: dict[str, Tensor]
 
 
-def outcome(processes: Processes, spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float64, steps: int = 2) -> Outcome:
+def outcome(
+    processes: Processes,
+    spec: ModelSpec,
+    layout: Layout,
+    *,
+    dtype: torch.dtype = torch.float64,
+    steps: int = 2,
+    mesh: Mesh | None = None,
+) -> Outcome:
     """Train `spec` for some steps under `layout`; every process gets the whole tensors of its stage."""
     layout.check_model(spec, TOKENS)
-    mesh = make_mesh(layout, processes)
+    mesh = mesh or make_mesh(layout, processes)
     parallel = parallelise(spec, mesh, 3, dtype=dtype)
     feed = Feed(layout, mesh.at)
     micro_batches = max(MICRO_BATCHES, layout.pipeline) if layout.pipeline > 1 else MICRO_BATCHES
