@@ -14,6 +14,7 @@ from surefoot.core.terminal import quantity
 if TYPE_CHECKING:
     from surefoot.models import ModelSpec
     from surefoot.plan import ScalingLaw
+    from surefoot.plan.suggestion import Suggestion
 
 
 @click.command("flops")
@@ -35,11 +36,15 @@ def flops_command(model: Path | None, sequence_length: int | None, budget: float
         if not as_json:
             show(False, f"{model}", _model_rows(spec, result), result)
     if budget is not None:
+        from surefoot.plan.suggestion import suggest
+
         law = _law(runs)
-        best = law.allocate(budget)
+        best, shape = law.allocate(budget), suggest(budget, law)
         result["budget"] = {"flops": budget, "parameters": best.parameters, "tokens": best.tokens, "loss": best.loss, "law": law.__dict__}
+        table = shape.spec.model_dump(mode="json", exclude_defaults=True)
+        result["budget"]["shape"] = {"model": table, "parameters": shape.parameters, "tokens": shape.tokens, "loss": shape.loss}
         if not as_json:
-            show(False, f"{budget:.3g} FLOPs buy most with", _budget_rows(law, budget), result)
+            show(False, f"{budget:.3g} FLOPs buy most with", [*_budget_rows(law, budget), _shape_row(shape)], result)
     if as_json:
         show(True, "", (), result)
 
@@ -120,6 +125,12 @@ def _law(runs: Path | None) -> ScalingLaw:
     from surefoot.plan.scaling import PUBLISHED
 
     return PUBLISHED if runs is None else fit(observe(runs))
+
+
+def _shape_row(found: Suggestion) -> tuple[str, str]:
+    spec = found.spec
+    sizes = f"dim {spec.dim}, {spec.layers} layers, feed-forward {spec.ffn.hidden if spec.ffn else 0}, vocabulary {spec.vocab_size:,}"
+    return "a shape, by exact FLOPs", f"{sizes}: {quantity(found.parameters)} on {quantity(found.tokens)} tokens, loss {found.loss:.3f}"
 
 
 def _budget_rows(law: ScalingLaw, budget: float) -> list[tuple[str, str]]:

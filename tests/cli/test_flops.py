@@ -7,7 +7,8 @@ import pytest
 
 from surefoot.cli.app import main
 from surefoot.cli.flops import model_costs, read_spec
-from surefoot.models import Transformer
+from surefoot.models import ModelSpec, Transformer
+from surefoot.models.flops import count_flops
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny.toml"
 
@@ -38,4 +39,8 @@ def test_a_budget_is_spent(capsys: pytest.CaptureFixture[str]) -> None:
         main(["flops", "--budget", "1e18", "--json"])
     assert ended.value.code == 0
     told = json.loads(capsys.readouterr().out)["budget"]
+    spec = ModelSpec.model_validate(told["shape"]["model"])
+    spent = count_flops(spec, spec.max_positions).training * told["shape"]["tokens"]
+    assert 0.99e18 < spent <= 1e18
+    assert told["shape"]["loss"] >= told["loss"]
     assert 6 * told["parameters"] * told["tokens"] == pytest.approx(1e18)
