@@ -26,7 +26,7 @@ RESULTS = ROOT / "bench" / "results"
 
 @dataclass(frozen=True)
 class Figure:
-    """One row of the scoreboard; `note` states regime, peer and version."""
+    """One measured figure; `note` states regime, peer and version."""
 
     id: str
     value: float
